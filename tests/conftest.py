@@ -8,7 +8,6 @@ import gc
 import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import costs, fuzzing
+from tests.builds import fips_host, host, open_folder  # noqa: F401
 
 # Fixtures: registries at both ends of a copy, and what is built of them.
 from tests.ends import audited, chance, serve, source, speaker, sync_pair, target, world  # noqa: F401
@@ -32,9 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--file", help="run this executable in place of the checkout, and only the tests that can"
-    )
-    parser.addoption(
-        "--program", help="run the program of this checkout, and only the tests that can"
     )
     parser.addoption(
         "--order-seed",
@@ -60,14 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     costs.as_budget = config.getoption("--as-budget")
     if config.getoption("--file"):
         Chosen.file = Path(config.getoption("--file")).resolve()
-    if config.getoption("--program"):
-        Chosen.checkout = Path(config.getoption("--program")).resolve()
-        # Of that checkout only the program is imported.
-        place = Path(_session.enter_context(tempfile.TemporaryDirectory(prefix="program-")))
-        for name in ("_regsync", "regsync.py"):
-            (place / name).symlink_to(Chosen.checkout / name)
-        sys.path.insert(0, str(place))
-    if not is_elsewhere():
+    else:
         # Tests of the program's inside have the edge of this process.
         from _regsync import edge
         from _regsync.app.process import process_edge
@@ -77,30 +67,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Whose tests are about this checkout: its documents, and how it is built. Some run the built file.
 FOR_THE_CHECKOUT = (
+    "test_build",
     "test_commands_shown",
     "test_documents",
     "test_fips",
     "test_layering",
-    "test_start",
     "test_static",
-    "test_supply_chain",
-    "test_zipapp",
 )
 
 
-def is_elsewhere() -> bool:
-    """Whether the program that is judged is another one than this checkout's."""
-    return Chosen.file is not None or Chosen.checkout != ROOT
-
-
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Import no test that knows this program's modules where another program is judged."""
-    return True if is_elsewhere() and collection_path.name in ("inside", "unit") else None
+    """Import no test that knows this program's modules where a file is judged."""
+    return True if Chosen.file is not None and collection_path.name in ("inside", "unit") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, but with the option, and what cannot judge the program
-    that is chosen.
+    """Leave out what is marked `thorough`, but with the option, and what cannot judge a file.
 
     Files with slow tests come first: of several processes none is left alone with one at the end.
     """
@@ -108,12 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
             return False
-        if is_elsewhere() and item.path.stem in FOR_THE_CHECKOUT:
-            return False
-        if Chosen.checkout != ROOT and item.get_closest_marker("new"):
-            return False
+        if Chosen.file is None:
+            return True
         without_file = ("virtual_time", "in_process", "long_wait")
-        return Chosen.file is None or not any(map(item.get_closest_marker, without_file))
+        return item.path.stem not in FOR_THE_CHECKOUT and not any(
+            map(item.get_closest_marker, without_file)
+        )
 
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):

@@ -4,8 +4,7 @@ text out.
 `run_process` starts it as a process and runs any executable. `run_virtual` runs it on the event loop
 of the test, through its door `regsync.run(argv, edge)`: the edge is the program's whole world, so
 that its network is the harness's in memory, and its clock one that jumps. Which program that is, a
-test never knows: the checkout's, an executable (pytest's option `--file`), or that of another
-checkout (`--program`).
+test never knows: the checkout's, or an executable (pytest's option `--file`).
 
 Invariant: nothing here imports anything of `_regsync`.
 """
@@ -42,10 +41,9 @@ WANT_WRITE = -2
 
 
 class Chosen:
-    """Which program is run (options of pytest)."""
+    """Which program is run (option of pytest)."""
 
-    file: Path | None = None  # an executable, in place of a checkout
-    checkout: Path = ROOT
+    file: Path | None = None  # an executable, in place of the checkout
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def words(pyz: Path | None = None, *options: str) -> list[str]:
     """
     if Chosen.file is not None:
         return [str(Chosen.file)]
-    return [sys.executable, *options, str(pyz or Chosen.checkout / "regsync.py")]
+    return [sys.executable, *options, str(pyz or ROOT / "regsync.py")]
 
 
 def run_process(
@@ -263,15 +261,6 @@ async def run_virtual(arguments: Sequence[str], edge: Edge, stdin: str | bytes =
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        status = await door()(arguments, edge)
+        status = await importlib.import_module("regsync").run(arguments, edge)
     assert os.umask(umask) == umask  # a run that wants another gives it back
     return Ran(status, out.getvalue(), err.getvalue(), seconds=anyio.current_time() - began)
-
-
-def door() -> Callable[[Sequence[str], Edge], Awaitable[int]]:
-    """Return the program's `run`; the old program's is an adapter."""
-    program = importlib.import_module("regsync")
-    if not hasattr(program, "run"):
-        program = importlib.import_module("tests.wave2")
-    run: Callable[[Sequence[str], Edge], Awaitable[int]] = program.run
-    return run

@@ -44,7 +44,7 @@ CRON_LINE = re.compile(r"(?:[\d*/,-]+ ){5}\S+ .*?(regsync (?:sync|lock|audit) .*
 
 # What is not run here, each with the reason.
 NOT_RUN = {
-    r"python3 tools/build_zipapp\.py.*": "the fixture `pyz` builds the file, and test_zipapp has every option",
+    r"python3 tools/build_zipapp\.py.*": "the fixture `pyz` builds the file, and test_build has every option",
     r"python3 tools/build_static\.py.*": "a quarter of an hour; test_static has its parts",
     r"python3 tools/check\.py.*": "it runs the tests",
     r"python3 tools/demo\.py": "test_documents runs it",

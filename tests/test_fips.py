@@ -10,251 +10,127 @@ from __future__ import annotations
 import _hashlib
 import _ssl
 import json
-import os
 import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import trustme
 
 from conformance.content.images import Seed
-from tests.ends import Start, document, held, tags
-from tests.pythons import PYTHONS
+from tests.builds import PYTHONS, SETUP, Host, python, run
+from tests.ends import Start, clear, document, held, tags
 from tools import check, fips_provider
 
 LEGACY = next(iter(Path("/usr").glob("lib*/**/ossl-modules/legacy.so")), None)
 PROPERTY = "[init]\nalg_section = algorithms\n[algorithms]\ndefault_properties = fips=yes\n"
-REFUSED = "error: CONFIG_ERROR: the FIPS provider "
-SETUP = """\
-openssl_conf = init
-.include {settings}
-[init]
-providers = found
-alg_section = algorithms
-[found]
-fips = {section}
-base = base_sect
-[base_sect]
-activate = 1
-[algorithms]
-default_properties = fips=yes
-"""
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+NAME = "OpenSSL FIPS Provider"
 
 
-@pytest.fixture
-def default(pyz: Path) -> Path:
-    """Return the default build."""
-    return pyz.with_name("regsync.pyz")
-
-
-@pytest.fixture
-def run(default: Path, tmp_path: Path) -> Run:
-    """Return a function that runs the default build with these variables alone, and no provider
-    unless they say one.
-    """
-    (tmp_path / "none").mkdir()
-
-    def start(
-        *arguments: str,
-        python: str = sys.executable,
-        options: tuple[str, ...] = (),
-        **variables: object,
-    ) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "OPENSSL_MODULES": str(tmp_path / "none"),
-        }
-        environment.update({name: str(value) for name, value in variables.items()})
-        command = [python, *options, str(default), *arguments]
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
-
-    return start
-
-
-@pytest.fixture
-def modules() -> Path:
-    """Return a directory with a provider and its settings, or skip."""
-    there = fips_provider.find()
-    if there is None:
-        pytest.skip(
-            "no FIPS provider: tools/check.py or tools/fips_provider.py fetches one on Debian"
-        )
-    return Path(there)
-
-
-@pytest.fixture
-def copy(modules: Path, tmp_path: Path) -> Path:
-    """Return a copy of that directory, to be damaged."""
-    return Path(shutil.copytree(modules, tmp_path / "copy"))
-
-
-@pytest.fixture
-def active(copy: Path, tmp_path: Path) -> dict[str, Path]:
-    """Return the variables of a host that uses the copy of the provider."""
-    (tmp_path / "own.cnf").write_text(
-        SETUP.format(settings=copy / "fipsmodule.cnf", section="fips_sect")
-    )
-    return {"OPENSSL_MODULES": copy, "OPENSSL_CONF": tmp_path / "own.cnf"}
-
-
-def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def refused(done: subprocess.CompletedProcess[str], words: str) -> str:
     """Hold a refusal to its form: status 3, the error with what was looked for, both remedies,
-    nothing else.
+    nothing else. Returns the error.
     """
     assert (done.returncode, done.stdout) == (3, ""), done
     error, hint = done.stderr.splitlines()
-    assert error.startswith(REFUSED)
-    assert not [word for word in words if word not in error], error
+    assert error.startswith("error: CONFIG_ERROR: the FIPS provider ")
+    assert words in error
     assert hint.startswith("hint: install one, ")
     assert "`openssl fipsinstall -module" in hint
     assert "regsync-nofips.pyz" in hint
-
-
-def holds(done: subprocess.CompletedProcess[str]) -> bool:
-    """Whether `version --json` says that the gate holds."""
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return bool(json.loads(done.stdout)["gate_holds"])
+    return error
 
 
 # With a provider.
 
 
-def trusting(ca: trustme.CA, directory: Path) -> str:
-    ca.cert_pem.write_to_path(str(directory / "ca.pem"))
-    return str(directory / "ca.pem")
-
-
-def serving(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    return context
+@pytest.mark.parametrize("name", PYTHONS)
+def test_version_names_the_provider(fips_host, name):
+    words = [python(name), "-I", "-S", "-OO", str(fips_host.file), "version", "--json"]
+    done = fips_host.start(*words)
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, told["gate_holds"]) == (0, "", True)
+    assert told["provider"]["name"] == NAME
+    assert told["gate"] == f"FIPS gate holds: {NAME} {told['provider']['version']} is active"
 
 
 @pytest.mark.process
-def test_a_sync_over_tls_goes_through_the_provider(
-    run: Run, active: dict[str, Path], serve: Start, ca: trustme.CA, tmp_path: Path
-) -> None:
-    source, target = serve(ssl_context=serving(ca)), serve(ssl_context=serving(ca))
+def test_a_sync_over_tls_goes_through_the_provider(fips_host, serve: Start, ca: trustme.CA):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.cert_pem.write_to_path(str(fips_host.folder / "ca.pem"))
+    source, target = serve(ssl_context=context), serve(ssl_context=context)
     image = Seed(1).image().load_into(source.app, "app", "v1")
-    trusted = {"ca_file": trusting(ca, tmp_path)}
     registries = {
-        "source": {"url": source.url, **trusted},
-        "target": {"url": target.url, **trusted},
+        alias: {"url": each.url, "ca_file": "ca.pem"}
+        for alias, each in (("source", source), ("target", target))
     }
-    config = tmp_path / "mirror.json"
-    config.write_text(document(registries, {"from": "app", "tags": tags("v1")}))
-    done = run("sync", "-q", "--json", "-c", str(config), **active)
+    (fips_host.folder / "mirror.json").write_text(
+        document(registries, {"from": "app", "tags": tags("v1")})
+    )
+    done = fips_host.run("sync", "-q", "--json", "-c", "mirror.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["totals"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
     assert held(target, "app", image)
-    before = len(source.journal.entries), len(target.journal.entries)
-    closed = run("sync", "-q", "-c", str(config))
-    refused(closed, "no fips.so in ")
-    assert (len(source.journal.entries), len(target.journal.entries)) == before
+    clear(source, target)
+    fips_host.variables["OPENSSL_MODULES"] = str(fips_host.none)
+    refused(fips_host.run("sync", "-q", "-c", "mirror.json"), "no fips.so in ")
+    assert (source.journal.entries, target.journal.entries) == ([], [])
 
 
-def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
-    run: Run, pyz: Path, active: dict[str, Path], ca: trustme.CA, tmp_path: Path
-) -> None:
+def test_a_server_that_speaks_chacha20_only_shares_no_cipher(fips_host, pyz, ca: trustme.CA):
     """Under TLS 1.3 the suites are the library's; the other build offers this one."""
-    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
-        str(tmp_path / "server.pem")
-    )
+    folder = fips_host.folder
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "server"))
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
     command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-www", "-tls1_3"]
-    command += ["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"]
-    command += ["-cert", str(tmp_path / "server.pem")]
+    command += ["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256", "-cert", str(folder / "server")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
             assert server.stdout is not None
             address = next(line.split()[1] for line in server.stdout if line.startswith("ACCEPT "))
-            config = tmp_path / "registry.json"
-            registry = {"url": f"https://{address}", "ca_file": trusting(ca, tmp_path)}
-            config.write_text(json.dumps({"registries": {"one": registry}, "mappings": []}))
-            arguments = ["tags", f"{address}/app", "-c", str(config)]
-            other = subprocess.run(
-                [sys.executable, str(pyz), *arguments], capture_output=True, text=True, check=False
-            )
-            done = run(*arguments, **active)
+            registry = {"url": f"https://{address}", "ca_file": "ca.pem"}
+            config = json.dumps({"registries": {"one": registry}, "mappings": []})
+            (folder / "registry.json").write_text(config)
+            words = ["tags", f"{address}/app", "-c", "registry.json"]
+            default = fips_host.run(*words)
+            other = run(sys.executable, pyz, *words, cwd=str(folder))
         finally:
             server.kill()
+    assert default.returncode == 2
+    assert "TLS handshake" in default.stderr
     assert "TLS" not in other.stderr, other.stderr
-    assert done.returncode == 2
-    assert "TLS handshake" in done.stderr
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("options", [(), ("-I", "-S", "-OO")], ids=["plain", "isolated"])
-def test_version_names_the_provider(
-    run: Run, active: dict[str, Path], python: str, options: tuple[str, ...]
-) -> None:
-    told = run("version", "--json", python=PYTHONS[python], options=options, **active)
-    provider = json.loads(told.stdout)["provider"]
-    assert holds(told)
-    assert provider["name"] == "OpenSSL FIPS Provider"
-    assert (
-        json.loads(told.stdout)["gate"]
-        == f"FIPS gate holds: {provider['name']} {provider['version']} is active"
-    )
-
-
-def test_a_provider_that_nothing_activates_is_refused(run: Run, active: dict[str, Path]) -> None:
-    """Not even where its settings lie beside it: the host has to use it."""
-    modules = active["OPENSSL_MODULES"]
-    refused(
-        run("validate", "x", OPENSSL_MODULES=modules), "is not active: ", f"'{modules}/fips.so'"
-    )
-    assert holds(run("version", "--json", **active))
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        "",
-        PROPERTY,
-        f"openssl_conf = init\n{PROPERTY}",
-        f"openssl_conf = init\n{PROPERTY}".replace("fips=yes", "?fips=yes"),
-        "openssl_conf = init\n[init]\nproviders = p\n[p]\ndefault = d\n[d]\nactivate = 1\n",
-    ],
-    ids=["nothing", "no beginning", "property", "preference", "built-in provider"],
-)
-def test_what_the_operators_file_leaves_out_is_not_added(
-    run: Run, active: dict[str, Path], own: str
-) -> None:
-    active["OPENSSL_CONF"].write_text(own)
-    refused(run("validate", "x", **active), "is not active: ", str(active["OPENSSL_CONF"]))
+def test_openssl_that_began_before_the_gate_is_the_providers_too(fips_host):
+    """The host is set up so, from the start of its process."""
+    (fips_host.folder / "sitecustomize.py").write_text("import hashlib, ssl")
+    fips_host.variables["PYTHONPATH"] = str(fips_host.folder)
+    assert json.loads(fips_host.run("version", "--json").stdout)["gate_holds"] is True
+    del fips_host.variables["OPENSSL_CONF"]
+    refused(fips_host.run("validate", "x"), "is not active: ")
 
 
 # A provider that is no use.
 
 
-def flip(copy: Path) -> None:
-    module = copy / "fips.so"
+def flip_a_bit(host: Host) -> None:
+    module = host.modules / "fips.so"
     data = bytearray(module.read_bytes())
     data[len(data) // 2] ^= 1
     module.write_bytes(data)
 
 
-def change(old: str, new: str) -> Callable[[Path], None]:
-    def damage(copy: Path) -> None:
-        settings = copy / "fipsmodule.cnf"
+def change(old: str, new: str) -> Callable[[Host], None]:
+    """Return a change of the provider's settings."""
+
+    def damage(host: Host) -> None:
+        settings = host.modules / "fipsmodule.cnf"
         text = settings.read_text()
         assert old in text
         settings.write_text(text.replace(old, new))
@@ -262,76 +138,71 @@ def change(old: str, new: str) -> Callable[[Path], None]:
     return damage
 
 
-DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
-    "a changed module": (flip, "is not active: "),
-    "a changed MAC": (change("module-mac = ", "module-mac = 00:"), "is not active: "),
-    "no MAC": (change("module-mac", "module"), "is not active: "),
-    "no settings": (lambda copy: (copy / "fipsmodule.cnf").unlink(), "is not active: "),
-    "settings that do not parse": (change("[fips_sect]", "[fips_sect"), "is not active: "),
-    "another section": (change("[fips_sect]", "[other]"), "is not active: "),
-    "no library": (lambda copy: (copy / "fips.so").write_text("text"), "is not active: "),
-    "a directory": (lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()], "no fips.so in "),
-}  # fmt: skip
+def write(text: str) -> Callable[[Host], object]:
+    """Return a change of the file that OPENSSL_CONF names."""
+    return lambda host: host.conf.write_text(text)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_provider_is_refused(
-    run: Run, copy: Path, active: dict[str, Path], damage: str
-) -> None:
-    make, words = DAMAGES[damage]
-    make(copy)
-    refused(run("validate", "x", **active), words, str(copy))
+def unlink(name: str) -> Callable[[Host], object]:
+    return lambda host: (host.modules / name).unlink()
 
 
-@pytest.mark.parametrize("way", ["named so", "put there"])
-def test_another_provider_by_the_same_name_is_refused(
-    run: Run, copy: Path, active: dict[str, Path], way: str
-) -> None:
+def put_text(host: Host) -> None:
+    (host.modules / "fips.so").write_text("text")
+
+
+def put_a_directory(host: Host) -> None:
+    (host.modules / "fips.so").unlink()
+    (host.modules / "fips.so").mkdir()
+
+
+def legacy() -> Path:
     if LEGACY is None:
         pytest.skip("this OpenSSL has no other module")
-    if way == "put there":
-        shutil.copy(LEGACY, copy / "fips.so")
-    else:
-        setup = SETUP.format(settings=copy / "fipsmodule.cnf", section="other")
-        active["OPENSSL_CONF"].write_text(f"{setup}[other]\nmodule = {LEGACY}\nactivate = 1\n")
-    refused(run("validate", "x", **active), "does not compute SHA-256")
+    return LEGACY
 
 
-def test_random_numbers_of_another_provider_are_refused(
-    run: Run, modules: Path, tmp_path: Path
-) -> None:
-    """Keys of TLS would be drawn from them; the property alone does not keep an operator's file
-    from that.
+def put_another(host: Host) -> None:
+    shutil.copy(legacy(), host.modules / "fips.so")
+
+
+def name_another(host: Host) -> None:
+    setup = SETUP.format(settings=host.modules / "fipsmodule.cnf", section="other")
+    host.conf.write_text(f"{setup}[other]\nmodule = {legacy()}\nactivate = 1\n")
+
+
+def draw_elsewhere(host: Host) -> None:
+    """Keys of TLS would be drawn from these; the property alone does not keep a file from that."""
+    setup = host.conf.read_text().replace("[init]", "[init]\nrandom = chance")
+    setup = setup.replace("base = base_sect", "default = base_sect")
+    host.conf.write_text(f"{setup}[chance]\nrandom = CTR-DRBG\nproperties = -fips\n")
+
+
+def module(name: str, code: str) -> Callable[[Host], None]:
+    """Return a change of the Python: this is its module of the name."""
+
+    def replace(host: Host) -> None:
+        (host.folder / f"{name}.py").write_text(code)
+        host.variables["PYTHONPATH"] = str(host.folder)
+
+    return replace
+
+
+def double(extension: object, code: str) -> Callable[[Host], None]:
+    """Return a change of the Python: the real extension, but for the code.
+
+    As of one whose parts are bound to several copies of OpenSSL: the provider is active in one.
     """
-    setup = SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect")
-    setup = setup.replace("[init]", "[init]\nrandom = chance").replace(
-        "base = base_sect", "default = base_sect"
-    )
-    (tmp_path / "own.cnf").write_text(f"{setup}[chance]\nrandom = CTR-DRBG\nproperties = -fips\n")
-    done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
-    refused(done, "does not make the random numbers")
+
+    def replace(host: Host) -> None:
+        path = getattr(extension, "__file__", None)
+        if path is None:
+            pytest.skip("it is inside this interpreter")
+        module(extension.__name__, DOUBLE.format(path=path) + code)(host)  # type: ignore[attr-defined]
+
+    return replace
 
 
-def test_openssl_that_began_before_the_gate_is_the_providers_too(
-    run: Run, active: dict[str, Path], tmp_path: Path
-) -> None:
-    """The host is set up so, from the start of its process."""
-    (tmp_path / "sitecustomize.py").write_text("import hashlib, ssl")
-    variables = {"PYTHONPATH": tmp_path, "OPENSSL_MODULES": active["OPENSSL_MODULES"]}
-    refused(run("validate", "x", **variables), "is not active: ")
-    assert holds(run("version", "--json", PYTHONPATH=tmp_path, **active))
-
-
-@pytest.mark.parametrize("module", ["_hashlib", "_ssl", "ctypes"])
-def test_a_python_without_what_the_gate_needs_is_refused(
-    run: Run, active: dict[str, Path], tmp_path: Path, module: str
-) -> None:
-    (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')")
-    done = run("validate", "x", PYTHONPATH=tmp_path, **active)
-    refused(done, f"cannot be used: no {module} here")
-
-
-# The real extension, but for what follows.
 DOUBLE = """\
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 loader = ExtensionFileLoader(__name__, {path!r})
@@ -340,176 +211,122 @@ loader.exec_module(real)
 globals().update(vars(real))
 __file__ = {path!r}
 """
+MD5 = "openssl_md5 = real.openssl_sha256"
 CHACHA = """\
 class _SSLContext(real._SSLContext):
     def get_ciphers(self):
         return [{"name": "TLS_CHACHA20_POLY1305_SHA256"}]
 """
+BUILT_IN = "openssl_conf = init\n[init]\nproviders = p\n[p]\ndefault = d\n[d]\nactivate = 1\n"
+PREFERENCE = f"openssl_conf = init\n{PROPERTY}".replace("fips=yes", "?fips=yes")
+INACTIVE = "is not active: "
+BESIDE = "is not the only provider: "
 
 
 @pytest.mark.parametrize(
-    ("extension", "instead", "words"),
+    ("damage", "words"),
     [
-        pytest.param(_hashlib, "openssl_md5 = real.openssl_sha256",
-            "is not the only provider: OpenSSL still computes MD5", id="MD5"),
-        pytest.param(_ssl, CHACHA, "is not the only provider: TLS still offers ChaCha20", id="ChaCha20"),
+        pytest.param(flip_a_bit, INACTIVE, id="changed module"),
+        pytest.param(change("module-mac = ", "module-mac = 00:"), INACTIVE, id="changed MAC"),
+        pytest.param(change("module-mac", "module"), INACTIVE, id="no MAC"),
+        pytest.param(unlink("fipsmodule.cnf"), INACTIVE, id="no settings"),
+        pytest.param(change("[fips_sect]", "[fips_sect"), INACTIVE, id="settings do not parse"),
+        pytest.param(change("[fips_sect]", "[other]"), INACTIVE, id="another section"),
+        pytest.param(put_text, INACTIVE, id="no library"),
+        pytest.param(put_a_directory, "no fips.so in ", id="directory"),
+        pytest.param(write(""), INACTIVE, id="file says nothing"),
+        pytest.param(write(PROPERTY), INACTIVE, id="file has no beginning"),
+        pytest.param(write(f"openssl_conf = init\n{PROPERTY}"), INACTIVE, id="property alone"),
+        pytest.param(write(PREFERENCE), INACTIVE, id="preference"),
+        pytest.param(write(BUILT_IN), INACTIVE, id="built-in provider"),
+        pytest.param(put_another, "does not compute SHA-256", id="another provider put there"),
+        pytest.param(name_another, "does not compute SHA-256", id="another provider named so"),
+        pytest.param(draw_elsewhere, "does not make the random numbers", id="random numbers"),
+        *(
+            pytest.param(
+                module(name, f"raise ImportError('no {name} here')"),
+                f"cannot be used: no {name} here",
+                id=f"Python without {name}",
+            )
+            for name in ("_hashlib", "_ssl", "ctypes")
+        ),
+        pytest.param(double(_hashlib, MD5), f"{BESIDE}OpenSSL still computes MD5", id="MD5"),
+        pytest.param(double(_ssl, CHACHA), f"{BESIDE}TLS still offers ChaCha20", id="ChaCha20"),
     ],
-)  # fmt: skip
-def test_an_extension_that_computes_elsewhere_is_refused(
-    run: Run,
-    active: dict[str, Path],
-    tmp_path: Path,
-    extension: ModuleType,
-    instead: str,
-    words: str,
-) -> None:
-    """As of a Python whose parts are bound to several copies of OpenSSL: the provider is active in
-    one of them.
-    """
-    if not getattr(extension, "__file__", None):
-        pytest.skip("it is inside this interpreter")
-    (tmp_path / f"{extension.__name__}.py").write_text(
-        DOUBLE.format(path=extension.__file__) + instead
-    )
-    refused(run("validate", "x", PYTHONPATH=tmp_path, **active), words)
+)
+def test_what_is_no_provider_of_the_whole_host_is_refused(fips_host, damage, words):
+    damage(fips_host)
+    error = refused(fips_host.run("validate", "x"), words)
+    if words == INACTIVE:
+        assert f"'{fips_host.conf}' does not activate '{fips_host.modules}/fips.so'" in error
 
 
 # Without a provider.
 
-COMMANDS = {
-    "copy": ["copy", "localhost:1/a:b", "localhost:1/c:d"],
-    "sync": ["sync", "-c", "x"],
-    "dry run": ["sync", "-c", "version", "--dry-run"],
-    "validate": ["validate", "schema"],
-    "before its command": ["-c", "schema", "sync"],
-    "odd options": ["--log-format", "text", "-q", "validate", "--", "version"],
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_refused_however_it_is_written(run: Run, tmp_path: Path, name: str) -> None:
-    refused(run(*COMMANDS[name]), f"is not found: no fips.so in ['{tmp_path}/none']")
-
-
-def test_no_command_is_told_first(run: Run) -> None:
-    done = run()
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        3,
-        "error: CONFIG_ERROR: a command is needed",
-    )
-
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "words",
     [
-        ("", "no fips.so"),
-        (f"openssl_conf = init\n{PROPERTY}", "no fips.so"),
-        ("openssl_conf", "no fips.so"),
-        (None, "no fips.so"),
-    ],
-    ids=["nothing", "the property alone", "does not parse", "absent"],
-)
-def test_an_operators_file_that_is_no_use(
-    run: Run, tmp_path: Path, text: str | None, words: str
-) -> None:
-    if text is not None:
-        (tmp_path / "own.cnf").write_text(text)
-    refused(run("validate", "x", OPENSSL_CONF=tmp_path / "own.cnf"), words)
-
-
-def test_names_from_the_environment_do_no_harm_to_a_terminal(run: Run, tmp_path: Path) -> None:
-    odd = f"{tmp_path}/\x1b[2J\nerror: \udcff"
-    refused(run("validate", "x", OPENSSL_MODULES=odd), "\\x1b[2J\\nerror: ")
-    (tmp_path / "none" / "fips.so").touch()
-    refused(run("validate", "x", OPENSSL_CONF=odd), "is not active: ", "\\x1b[2J\\nerror: ")
-
-
-@pytest.mark.parametrize("arguments", [["schema", "--report"], ["sync", "-h"]], ids=" ".join)
-def test_what_only_tells_works_and_says_that_the_gate_is_closed(
-    run: Run, arguments: list[str]
-) -> None:
-    done = run(*arguments)
-    assert done.returncode == 0
-    assert len(done.stdout) > 100
-    assert done.stderr.startswith("warning: the FIPS provider is not found: no fips.so in ")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["version"], ["--version"]], ids=" ".join)
-def test_version_says_that_the_gate_is_closed(run: Run, arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "(FIPS gate closed: the FIPS provider is not found: no fips.so in " in done.stdout
-    assert not holds(run(*arguments, "--json")) if "version" in arguments else True
-
-
-# Other systems, in this process.
-
-
-def test_the_other_build_has_no_gate(pyz: Path, tmp_path: Path) -> None:
-    environment = {"OPENSSL_MODULES": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(pyz), "version", "--json"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    told = json.loads(done.stdout)
-    assert (told["gate"], told["gate_holds"], told["provider"]) == (
-        "no FIPS gate in this build",
-        False,
-        None,
-    )
-
-
-# Where the provider of these tests comes from.
-
-BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
-
-
-def test_the_suite_with_the_package() -> None:
-    assert fips_provider.suite_of(BOOKWORM) == ("bookworm", "trixie")
-    later = BOOKWORM.replace("12", "14").replace("bookworm", "forky")
-    assert fips_provider.suite_of(later) == ("forky", "forky")
-
-
-@pytest.mark.parametrize(
-    ("release", "why"),
-    [
-        ("", "this is no Debian"),
-        (BOOKWORM.replace("ID=debian", "ID=ubuntu"), "not a release of Debian"),
-        (BOOKWORM.replace("12", "11"), "older than the package's C library"),
+        "copy localhost:1/a:b localhost:1/c:d",
+        "sync -c version --dry-run",
+        "validate schema",
+        "-c schema sync",
+        "--log-format text -q validate -- version",
     ],
 )
-def test_machines_without_the_package(release: str, why: str) -> None:
-    with pytest.raises(fips_provider.ProviderError, match=why):
-        fips_provider.suite_of(release)
+def test_a_command_is_refused_however_it_is_written(host, words):
+    refused(host.run(*words.split()), f"is not found: no fips.so in ['{host.none}']")
 
 
-@pytest.mark.parametrize(
-    "lists",
-    [
-        "# old\ndeb-src http://no.test/debian bookworm main\n"
-        "deb [arch=amd64 signed-by=/k.gpg] http://m.test/d bookworm main\n",
-        "Types: deb\nURIs: http://no.test/x\nSuites: other\n\n"
-        "Types: deb deb-src\n# hint\nURIs: http://m.test/d\nSuites: bookworm bookworm-updates\nSigned-By: /k.gpg\n",
-    ],
-    ids=["list", "sources"],
-)
-def test_the_machines_own_mirror_is_asked(lists: str) -> None:
-    told = fips_provider.source_of(lists, "bookworm", "trixie")
-    assert (
-        told
-        == "Types: deb\nURIs: http://m.test/d\nSuites: trixie\nComponents: main\nSigned-By: /k.gpg\n"
-    )
-    with pytest.raises(fips_provider.ProviderError, match="no source for trixie"):
-        fips_provider.source_of(lists, "trixie", "trixie")
+def test_a_refusal_in_json(host):
+    done = host.run("sync", "-c", "x", "--json", "--log-format", "json")
+    assert done.returncode == 3
+    error = json.loads(done.stdout)["error"]
+    assert error["message"].startswith("the FIPS provider is not found")
+    assert error["hint"].startswith("install one, with `openssl fipsinstall -module")
+    assert json.loads(done.stderr)["level"] == "error"
 
 
-def test_the_set_up_says_in_one_line_why_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_operators_file_without_a_provider_is_no_use_and_its_name_harms_no_terminal(host):
+    host.conf.write_text(f"openssl_conf = init\n{PROPERTY}")
+    host.variables["OPENSSL_CONF"] = str(host.conf)
+    refused(host.run("validate", "x"), "no fips.so")
+    odd = f"{host.folder}/\x1b[2J\nerror: \udcff"
+    host.variables["OPENSSL_CONF"] = odd
+    (host.none / "fips.so").touch()
+    assert "is not active: " in refused(host.run("validate", "x"), "\\x1b[2J\\nerror: ")
+    host.variables["OPENSSL_MODULES"] = odd
+    refused(host.run("validate", "x"), "\\x1b[2J\\nerror: ")
+
+
+def test_what_only_tells_works_and_says_that_the_gate_is_closed(host):
+    for words in (["schema", "--report"], ["sync", "-h"]):
+        done = host.run(*words)
+        assert done.returncode == 0
+        assert len(done.stdout) > 100
+        assert done.stderr.startswith("warning: the FIPS provider is not found: no fips.so in ")
+        assert done.stderr.count("\n") == 1
+    for words in (["version"], ["--version"]):
+        done = host.run(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "(FIPS gate closed: the FIPS provider is not found: no fips.so in " in done.stdout
+    assert json.loads(host.run("version", "--json").stdout)["gate_holds"] is False
+
+
+def test_no_command_is_told_first(host):
+    done = host.run()
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: CONFIG_ERROR: a command is needed\n")
+
+
+def test_the_other_build_has_no_gate(host, pyz):
+    host.file = pyz
+    told = json.loads(host.run("version", "--json").stdout)
+    assert told["gate"] == "no FIPS gate in this build"
+    assert (told["gate_holds"], told["provider"]) == (False, None)
+
+
+def test_the_set_up_says_in_one_line_why_there_is_none(monkeypatch, capsys, tmp_path):
     """On a machine without apt, for a checkout that has none yet."""
     (tmp_path / "tools").mkdir()
     shutil.copy(fips_provider.__file__, tmp_path / "tools")

@@ -111,12 +111,11 @@ def test_the_drawing_names_each_module_once() -> None:
     assert sorted(ORDER) == sorted(map(module_name, PROGRAM))
 
 
-# The tests that judge any program. The first lets those of the inside have the edge of this process,
-# the second is the door of the old program.
+# The tests that judge any program. The first lets those of the inside have the edge of this process.
 BOUNDARY = [
     path
     for path in sorted((ROOT / "tests").glob("*.py"))
-    if path.name not in ("conftest.py", "wave2.py", "test_layering.py")
+    if path.name not in ("conftest.py", "test_layering.py")
 ]
 INSIDE = re.compile(r"^_regsync\.|(?:from|import) _regsync\b")
 

@@ -44,11 +44,9 @@ pytestmark = [
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chroot is root's")
 
 NAME_SERVER = ("127.0.0.77", 53)
-A = 1
-AAAA = 28
-NO_ERROR = 0
-TROUBLE = 2  # SERVFAIL (RFC 1035 section 4.1.1)
-NO_NAME = 3
+A, AAAA = 1, 28
+NO_ERROR, TROUBLE, NO_NAME = 0, 2, 3  # 2: SERVFAIL (RFC 1035 section 4.1.1)
+LISTED = (0, "v1\n", "")
 
 
 @pytest.fixture
@@ -69,14 +67,21 @@ def run(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProc
     )
 
 
+def list_tags(root: Path, url: str, **environ: str) -> tuple[int, str, str]:
+    """List the tags of the repository that each registry here has."""
+    document = {"registries": {"r": {"url": url}}, "mappings": []}
+    (root / "c.yaml").write_text(json.dumps(document))
+    done = run(root, "tags", f"{url.partition('://')[2]}/app", "-c", "/c.yaml", **environ)
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_the_kernel_alone_starts_it(pyz):
     """It names no interpreter of libraries (PT_INTERP of elf(5))."""
     head = pyz.read_bytes()[:4096]
     (offset,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
-    kinds = [struct.unpack_from("<I", head, offset + n * size) for n in range(count)]
-    dynamic = {(2,), (3,)}  # PT_DYNAMIC, PT_INTERP
-    assert not dynamic & set(kinds)
+    kinds = {struct.unpack_from("<I", head, offset + n * size)[0] for n in range(count)}
+    assert not kinds & {2, 3}  # PT_DYNAMIC, PT_INTERP
     assert pyz.stat().st_size < 25_000_000
 
 
@@ -88,10 +93,8 @@ def test_in_an_empty_root_it_says_what_it_is(root):
     assert (told["build"], told["gate"]) == ("static", "static file, no FIPS gate")
     for command in ("--help", "schema"):
         assert run(root, command).stderr == ""
-    names = {
-        each["name"] for each in json.loads(run(root, "version", "--sbom").stdout)["components"]
-    }
-    assert {"CPython", "OpenSSL", "SQLite", "musl", "zlib"} <= names
+    parts = json.loads(run(root, "version", "--sbom").stdout)["components"]
+    assert {"CPython", "OpenSSL", "SQLite", "musl", "zlib"} <= {each["name"] for each in parts}
 
 
 @as_root
@@ -118,39 +121,31 @@ def test_that_it_cannot_be_read_is_said(root):
         ("own/HASH.0", "SSL_CERT_DIR"),
     ],
 )
-def test_authorities_are_found_where_distributions_keep_them(root, ca, place, variable):
-    if "HASH" in place:
-        command = ["openssl", "x509", "-noout", "-subject_hash"]
-        pem = ca.cert_pem.bytes()
-        told = subprocess.run(command, input=pem, capture_output=True, check=True)
-        place = place.replace("HASH", told.stdout.decode().strip())
-    context = server_context(ca)
-    with run_in_thread(App(), ssl_context=context) as server:
-        Seed(1).image().load_into(server.app, "app", tag="v1")
-        without = tags(root, server.url)
-        assert without.returncode == 3
-        assert "no certificate" in without.stderr
-
-        bundle = root / place
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        bundle.write_bytes(ca.cert_pem.bytes())
-        path = f"/{place}" if variable != "SSL_CERT_DIR" else f"/{Path(place).parent}"
-        done = tags(root, server.url, **({variable: path} if variable else {}))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "v1\n", "")
-
-
-def server_context(ca: trustme.CA) -> ssl.SSLContext:
+def test_authorities_are_found_where_distributions_keep_them(root, ca: trustme.CA, place, variable):
+    pem = ca.cert_pem.bytes()
+    command = ["openssl", "x509", "-noout", "-subject_hash"]
+    told = subprocess.run(command, input=pem, capture_output=True, check=True)
+    place = place.replace("HASH", told.stdout.decode().strip())
+    path = f"/{Path(place).parent}" if variable == "SSL_CERT_DIR" else f"/{place}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
-    return context
+    with run_in_thread(App(), ssl_context=context) as server:
+        Seed(1).image().load_into(server.app, "app", tag="v1")
+        status, _, without = list_tags(root, server.url)
+        assert status == 3
+        assert "no certificate" in without
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_bytes(pem)
+        environ = {variable: path} if variable else {}
+        assert list_tags(root, server.url, **environ) == LISTED
 
 
 class NameServer(threading.Thread):
     """Answers to questions by (name, kind): a code; None for silence. Addresses are 127.0.0.1."""
 
-    def __init__(self, answers: dict[tuple[str, int], list[int | None]]) -> None:
+    def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.answers = answers
+        self.answers: dict[tuple[str, int], list[int | None]] = {}
         self.asked: list[tuple[str, int]] = []
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(NAME_SERVER)
@@ -192,21 +187,22 @@ def parse_question(packet: bytes) -> tuple[str, int, int]:
 
 
 @pytest.fixture
-def plain(root: Path) -> Iterator[int]:
-    """Start a registry without TLS, and let the root ask our name server; return the port."""
+def names(root: Path) -> Iterator[NameServer]:
+    """Start a name server, which the root asks."""
     (root / "etc").mkdir()
     (root / "etc" / "resolv.conf").write_text("search corp.test\nnameserver 127.0.0.77\n")
+    server = NameServer()
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """Start a registry without TLS."""
     with run_in_thread(App()) as server:
         Seed(1).image().load_into(server.app, "app", tag="v1")
-        yield int(server.address.rpartition(":")[2])
-
-
-def tags(root: Path, url: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """List the tags of the repository that each registry here has."""
-    document = {"registries": {"r": {"url": url}}, "mappings": []}
-    (root / "c.yaml").write_text(json.dumps(document))
-    reference = url.partition("://")[2] + "/app"
-    return run(root, "tags", reference, "-c", "/c.yaml", **environ)
+        yield server.address.rpartition(":")[2]
 
 
 @as_root
@@ -221,25 +217,14 @@ def tags(root: Path, url: str, **environ: str) -> subprocess.CompletedProcess[st
     ],
     ids=["both", "silent-about-IPv6", "trouble-with-IPv6", "trouble-at-first", "search-domain"],
 )
-def test_a_name_is_found_whatever_becomes_of_the_other_question(root, plain, name, answers):
-    server = NameServer(answers)
-    server.start()
-    try:
-        done = tags(root, f"http://{name}:{plain}")
-    finally:
-        server.end()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "v1\n", "")
-    assert {kind for _, kind in server.asked} == {A, AAAA}
+def test_a_name_is_found_whatever_becomes_of_the_other_question(root, names, port, name, answers):
+    names.answers = answers
+    assert list_tags(root, f"http://{name}:{port}") == LISTED
+    assert {kind for _, kind in names.asked} == {A, AAAA}
 
 
 @as_root
-def test_a_name_of_the_hosts_file_is_asked_of_nobody(root, plain):
+def test_a_name_of_the_hosts_file_is_asked_of_nobody(root, names, port):
     (root / "etc" / "hosts").write_text("127.0.0.1 mirror.test\n")
-    server = NameServer({})
-    server.start()
-    try:
-        done = tags(root, f"http://mirror.test:{plain}")
-    finally:
-        server.end()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "v1\n", "")
-    assert server.asked == []
+    assert list_tags(root, f"http://mirror.test:{port}") == LISTED
+    assert names.asked == []

@@ -1,5 +1,5 @@
-"""Watch mode: cycle after cycle with the same clients, told only what changes (docs/design.md
-section 10).
+"""Watch mode (docs/design.md section 10): cycle after cycle with the same clients, told only what
+changes; a new configuration; what probes are told.
 """
 
 from __future__ import annotations
@@ -7,88 +7,95 @@ from __future__ import annotations
 import gc
 import json
 import signal
+import socket
+import subprocess
+import urllib.request
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import anyio
 import pytest
+from trustme import CA
 
-from conformance.content.images import Image
-from conformance.faults.rules import Rule
-from conformance.registry.app import App
+from conformance.content.images import Image, Seed
 from conformance.registry.tokens import TokenService
-from tests.ends import Virtual, held, tags
-from tests.states import entries
-from tests.watching import INTERVAL, Scene, Step, lines
+from tests.ends import Virtual, document, held, run_regsync, tags
+from tests.program import started
+from tests.watching import INTERVAL, Scene, Step, lines, probe
+
+V1 = {"from": "app", "tags": tags("v1")}
+ALL = {"from": "app", "tags": tags("v*")}
+# What a cycle costs that finds nothing new, of one tag and of three that are listed.
+QUIET = ({"HEAD manifest": 1}, {"HEAD manifest": 1})
+QUIET_3 = ({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})
+LOGIN = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+URLS = {end: {"url": f"http://{end}.test", **LOGIN} for end in ("source", "target")}
+
+
+def with_tokens(
+    world: Virtual, directory: Path, *, users: tuple[str, ...] = ("u",), **options: Any
+) -> tuple[Scene, TokenService, TokenService]:
+    """Return a scene whose ends want tokens, and the services of both."""
+    source, target = (
+        TokenService(dict.fromkeys(users, "p"), now=anyio.current_time, **options) for _ in range(2)
+    )
+    return (
+        Scene(world, directory, of={"source": {"auth": source}, "target": {"auth": target}}),
+        source,
+        target,
+    )
+
 
 # What a cycle costs, and what it says.
 
 
 async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(world, tmp_path):
-    def auth() -> TokenService:
-        made = TokenService(
-            {"u": "p"}, expires_in=86400, lifetime=86400, anonymous=False, now=anyio.current_time
-        )
-        services.append(made)
-        return made
-
-    services: list[TokenService] = []
-    stage = Scene(world, tmp_path, auth=auth)
+    day = {"expires_in": 86400, "lifetime": 86400}
+    stage, *services = with_tokens(world, tmp_path, anonymous=False, **day)
     for n in range(5):
         stage.load(f"v{n}")
-    who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
-    stage.write(
-        {"from": "app", "tags": tags("v*")},
-        registries={end: {"url": f"http://{end}.test", **who} for end in ("source", "target")},
-    )
+    stage.write(ALL, registries=URLS)
     tokens: list[int] = []
 
     def count() -> None:
         tokens.append(sum(each.requests for each in services))
 
     ran = await stage.watch(count, count, count)
-    assert (ran.status, ran.seconds) == (0, pytest.approx(3.5 * INTERVAL, abs=1)), (
-        "the signal ends the wait"
-    )
+    # The signal ends the wait.
+    assert (ran.status, ran.seconds) == (0, pytest.approx(3.5 * INTERVAL, abs=1))
     assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 5}, {"HEAD manifest": 5})] * 3
     assert tokens == [2, 2, 2]
     assert ran.out.count("\n") == ran.out.count("synced ") == 5
-    assert len(lines(ran)) == 4, (
-        "of the listener, of passwords that travel over http, and of the first cycle"
-    )
+    # Of the listener, of passwords that travel over http, and of the first cycle.
+    assert len(lines(ran)) == 4
     assert lines(ran, "info: cycle 1: Images: 5 synced, 0 skipped, 0 failed; Layers: ")
 
 
-async def test_connections_that_live_are_used_again(stage):
+@pytest.mark.parametrize(("interval", "is_kept"), [(30, True), (60, False)])
+async def test_connections_are_used_again_unless_they_would_not_live_so_long(
+    stage, interval, is_kept
+):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
-    opened: list[int] = []
+    stage.write(V1)
+    seen: list[tuple[int, int]] = []
 
     def count() -> None:
-        opened.append(stage.source._connections + stage.target._connections)
+        ends = (stage.source, stage.target)
+        seen.append((sum(e._connections for e in ends), sum(e.open_connections() for e in ends)))
 
-    await stage.watch(count, count, count)
-    assert opened[0] == opened[1] == opened[2]
-    assert stage.asked[1:] == [({"HEAD manifest": 1}, {"HEAD manifest": 1})] * 3
-
-
-async def test_a_long_wait_keeps_no_connection_open(stage):
-    stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
-    left: list[int] = []
-
-    def count() -> None:
-        left.append(stage.source.open_connections() + stage.target.open_connections())
-
-    await stage.watch(count, count, interval=60)
-    assert left == [0, 0]
+    await stage.watch(count, count, count, interval=interval)
+    opened, left = zip(*seen, strict=True)
+    assert (opened[0] == opened[1] == opened[2]) is is_kept
+    assert is_kept or left == (0, 0, 0)
+    assert stage.asked[1:] == [QUIET] * 3
 
 
 async def test_a_tag_that_moves_is_told_with_a_summary(stage):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
+    stage.write(V1)
     moved: list[Image] = []
     ran = await stage.watch(None, lambda: moved.append(stage.load("v1")), None)
     assert ran.out.count("synced source.test/app:v1 -> target.test/app:v1") == 2
@@ -101,87 +108,60 @@ async def test_a_tag_that_moves_is_told_with_a_summary(stage):
 
 async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(stage):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
+    stage.write(V1)
     ran = await stage.watch(None, None, more=("--json",))
-    first, second, third = map(json.loads, ran.out.splitlines())
+    first, *others = map(json.loads, ran.out.splitlines())
     assert first["totals"]["images"]["synced"] == 1
-    for cycle in (second, third):
+    assert len(others) == 2
+    for cycle in others:
         assert cycle["totals"]["images"] == {"synced": 0, "skipped": 1, "failed": 0}
         ends = ("source.test", "target.test")
         assert cycle["totals"]["requests"] == {end: {"manifest_head": 1} for end in ends}
-    assert len({cycle["run_id"] for cycle in (first, second, third)}) == 3
+    assert len({cycle["run_id"] for cycle in (first, *others)}) == 3
 
 
-async def test_a_later_failure_comes_with_its_hint_again(stage):
-    stage.write({"from": "app", "tags": tags("v1")})
+# What fails is told once.
 
-    def add() -> None:
-        stage.write({"from": "app", "tags": tags("v1")}, {"from": "other", "tags": tags("v1")})
-
-    ran = await stage.watch(None, add, None)
-    failed = [
-        line.partition(" ")[0]
-        for line in ran.err.splitlines()
-        if line.startswith(("failed ", "hint: "))
-    ]
-    assert failed == ["failed", "hint:"] * 2
+WELL = "info: no longer failing: source.test/app -> target.test/app"
 
 
-async def test_a_failure_is_said_once_and_its_end_too(stage):
+async def test_a_failure_is_said_once_and_its_end_too_and_a_later_one_with_its_hint_again(stage):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1", "v2")}, {"from": "none", "tags": tags("*")})
-    ran = await stage.watch(None, None, lambda: stage.load("v2") and None, None)
-    assert ran.err.count("failed source.test/app:v2") == 1
-    assert ran.err.count("failed source.test/none:*") == 1
-    assert ran.err.count("hint: ") == 2
-    assert lines(ran, "info: no longer failing") == [
-        "info: no longer failing: source.test/app -> target.test/app (1)"
-    ]
-    assert [line[12:13] for line in lines(ran, "info: cycle")] == ["1", "4"]
-
-
-async def test_the_ends_of_two_failures_are_both_said(stage):
-    """One after the other they read alike, and are two events."""
-    for n in range(3):
-        stage.load(f"v{n}")
-    stage.write({"from": "app", "tags": tags("v*")})
-    rules = [
-        stage.source.app.faults.on("GET HEAD", "manifest", reference=tag).status(403).optional()
-        for tag in ("v1", "v2")
-    ]
-
-    def well() -> None:
-        stage.source.app.faults.rules.remove(rules.pop())
-
-    ran = await stage.watch(well, well, None)
-    told = "info: no longer failing: source.test/app -> target.test/app (1)"
-    assert lines(ran, "no longer failing") == [told] * 2
+    rules = [{"from": "app", "tags": tags("v1", "v2")}, {"from": "none", "tags": tags("*")}]
+    stage.write(*rules)
+    add = partial(stage.write, *rules, {"from": "other", "tags": tags("*")})
+    ran = await stage.watch(None, None, lambda: stage.load("v2"), add, None)
+    for name in ("app:v2", "none:*", "other:*"):
+        assert ran.err.count(f"failed source.test/{name}") == 1
+    assert ran.err.count("hint: ") == 3
+    assert lines(ran, "info: no longer failing") == [f"{WELL} (1)"]
+    assert [line[12:13] for line in lines(ran, "info: cycle")] == ["1", "4", "5"]
 
 
 async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_listed(stage):
+    """When they are well, one after the other, that reads alike and is said twice."""
     for n in range(3):
         stage.load(f"v{n}")
-    stage.write({"from": "app", "tags": tags("v*")})
-    faults, rules = stage.source.app.faults, list[Rule]()
-    faults.on("GET HEAD", "manifest", reference="v[12]").status(403)
+    stage.write(ALL)
+    faults = stage.source.app.faults
+    images = [faults.on("GET HEAD", "manifest", reference=tag).status(403) for tag in ("v1", "v2")]
 
     def refuse() -> None:
-        rules.append(faults.on("GET", "tag_list").status(403))
+        images.append(faults.on("GET", "tag_list").status(403))
 
-    ran = await stage.watch(
-        refuse, None, lambda: faults.rules.remove(rules[0]), None, faults.clear, None
-    )
+    def allow() -> None:
+        faults.rules.remove(images.pop())
+
+    ran = await stage.watch(refuse, None, allow, None, allow, allow, None)
     failed = [line.split()[1].rpartition(":")[2] for line in lines(ran, "failed source")]
     assert (sorted(failed[:2]), failed[2:]) == (["v1", "v2"], ["*"])
-    told = "info: no longer failing: source.test/app -> target.test/app"
-    assert lines(ran, "no longer failing") == [f"{told} (1)", f"{told} (2)"], (
-        "the listing, then the images"
-    )
+    # The listing, then the images.
+    assert lines(ran, "no longer failing") == [f"{WELL} (1)"] * 3
 
 
 async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
+    stage.write(V1)
     faults = stage.source.app.faults
 
     def fail(status: int) -> Step:
@@ -194,93 +174,74 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
     ran = await stage.watch(
         fail(404), None, fail(405), None, fail(403), faults.clear, fail(403), None
     )
-    assert [line.partition(": ")[2][:14] for line in lines(ran, "failed ")] == [
-        "SOURCE_ERROR: ",
-        "SOURCE_ERROR: ",
-        "AUTH_ERROR: fe",
-        "AUTH_ERROR: fe",
-    ]
+    codes = [line.partition(": ")[2].partition(":")[0] for line in lines(ran, "failed ")]
+    assert codes == ["SOURCE_ERROR", "SOURCE_ERROR", "AUTH_ERROR", "AUTH_ERROR"]
     assert len(lines(ran, "no longer failing")) == 1
 
 
 async def test_a_warning_that_repeats_is_said_once_until_it_was_gone(stage):
     stage.load("x1")
-    stage.write({"from": "app", "tags": tags("v*")})
-    repository = stage.source.app.repositories["app"]
-
-    def drop() -> None:
-        del repository.tags["v1"]
-
-    ran = await stage.watch(None, lambda: stage.load("v1") and None, None, drop, None)
+    stage.write(ALL)
+    drop = partial(stage.source.app.repositories["app"].tags.pop, "v1")
+    ran = await stage.watch(None, lambda: stage.load("v1"), None, drop, None)
     assert len(lines(ran, "warning: source.test/app: the mapping selects no tag")) == 2
 
 
 # Registries that are ill.
 
 
-async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(stage):
-    other = stage.world.registry("other.test")
+async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(stage, world):
+    other = world.registry("other.test")
     for n in range(4):
         stage.load(f"v{n}")
-        stage.seed.image().load_into(other.app, "app", tag=f"w{n}")
+        stage.seed.image().load_into(other.app, "app", f"w{n}")
+    literal = [tags(*(f"{letter}{n}" for n in range(4))) for letter in "vw"]
     stage.write(
-        {"from": "app", "tags": tags("v0", "v1", "v2", "v3")},
-        {"from": "app", "source": "other", "to": "other", "tags": tags("w0", "w1", "w2", "w3")},
-        registries={"other": "http://other.test"},
+        {"from": "app", "tags": literal[0]},
+        {"from": "app", "source": "other", "to": "other", "tags": literal[1]},
+        registries={"other": other},
     )
     tries: list[int] = []
-    connect = stage.world.connect
+    counts: list[int] = []
+    connect = world.connect
 
     async def counted(host: str, port: int) -> Any:
         tries.append(host == "source.test")
         return await connect(host, port)
 
-    stage.world.connect = counted  # type: ignore[method-assign]
-    counts: list[int] = []
-
     def count() -> None:
         counts.append(sum(tries))
         tries.clear()
 
+    world.connect = counted
     ran = await stage.watch(
         lambda: stage.source.fail("refused"),
-        count,
-        count,
-        count,
-        lambda: stage.source.recover(),
+        *(count, count, count),
+        stage.source.recover,
         None,
         interval=600,
     )
     assert counts[0] >= 3, "it takes three to know, and some probes"
     assert counts[1:] == [1, 1]
-    for asked in stage.asked[2:5]:
-        assert asked == ({}, {"HEAD manifest": 8}), "both ends are asked at the same time"
+    assert stage.asked[2:5] == [({}, {"HEAD manifest": 8})] * 3, "both ends are asked at once"
     assert stage.asked[-1] == ({"HEAD manifest": 4}, {"HEAD manifest": 8})
     assert len(lines(ran, "failed source.test/app:")) == 4
-    assert lines(ran, "no longer failing: source.test/app -> target.test/app (4)")
+    assert lines(ran, f"{WELL} (4)")
 
 
 async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):
-    services: list[TokenService] = []
-
-    def auth() -> TokenService:
-        services.append(TokenService({"u": "p"}, anonymous=False, now=anyio.current_time))
-        return services[-1]
-
-    stage = Scene(world, tmp_path, auth=auth)
+    stage, service, _ = with_tokens(world, tmp_path, anonymous=False)
     for n in range(3):
         stage.load(f"v{n}")
-    who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
-    urls = {end: {"url": f"http://{end}.test", **who} for end in ("source", "target")}
-    stage.write({"from": "app", "tags": tags("v0", "v1", "v2")}, registries=urls)
-    services[0].users["u"] = "q"
+    stage.write({"from": "app", "tags": tags("v0", "v1", "v2")}, registries=URLS)
+    service.users["u"] = "q"
     asked: list[int] = []
 
     def count() -> None:
-        asked.append(services[0].requests)
+        asked.append(service.requests)
 
     def mend() -> None:
-        services[0].users["u"] = "p"
+        service.users["u"] = "p"
 
     ran = await stage.watch(count, count, count, mend, None)
     assert asked == [1, 2, 3]
@@ -290,65 +251,46 @@ async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):
 
 async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alone(stage):
     image = stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
+    stage.write(V1)
     stage.target.app.faults.on("POST", "upload_start").first().status(429, retry_after=1000)
     ran = await stage.watch(None, None, None, None, interval=400)
-    first, second, third, fourth, fifth = [
-        target.get("POST upload_start", 0) for _, target in stage.asked
-    ]
     # The first start of a repository finds out alone whether it accepts any.
-    assert (first, second, third, fourth, fifth) == (1, 0, 0, 3, 0)
+    assert [target.get("POST upload_start", 0) for _, target in stage.asked] == [1, 0, 0, 3, 0]
     assert len(lines(ran, "failed ")) == 1
     assert held(stage.target, "app", image)
 
 
 @pytest.mark.provokes("refused_as_wrong")
 async def test_a_login_that_moved_is_found_again(world, tmp_path):
-    services: list[TokenService] = []
-
-    def auth() -> TokenService:
-        services.append(
-            TokenService({"u": "p"}, expires_in=60, lifetime=60, now=anyio.current_time)
-        )
-        return services[-1]
-
-    stage = Scene(world, tmp_path, auth=auth)
-    services[0].grants = services[1].grants = lambda user, access: True
+    stage, source, target = with_tokens(world, tmp_path, expires_in=60, lifetime=60)
+    source.grants = target.grants = lambda user, access: True
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
-
-    def move() -> None:
-        services[0].path = "/elsewhere"
-
-    ran = await stage.watch(None, move, None, interval=100)
+    stage.write(V1)
+    ran = await stage.watch(None, lambda: setattr(source, "path", "/elsewhere"), None, interval=100)
     assert not lines(ran, "failed source")
     assert stage.asked[-1][0]["HEAD manifest"] >= 1
     stage.source.journal.violations.clear()
 
 
-# State.
+# State, and what a process of months keeps.
 
 
 async def test_a_restart_finds_what_the_last_process_left(stage):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
+    stage.write(V1)
     await stage.watch(None)
-    stage.source.journal.clear()
-    stage.target.journal.clear()
+    stage.clear()
     await stage.watch()
-    assert stage.asked[-1] == ({"HEAD manifest": 1}, {"HEAD manifest": 1})
+    assert stage.asked[-1] == QUIET
 
 
 async def test_without_a_directory_the_state_lives_in_the_process(stage, tmp_path):
     for n in range(3):
         stage.load(f"v{n}")
     (tmp_path / "file").touch()
-    stage.write(
-        {"from": "app", "tags": tags("v*")},
-        **{"global": {"cache_dir": str(tmp_path / "file" / "x")}},
-    )
+    stage.write(ALL, **{"global": {"cache_dir": str(tmp_path / "file" / "x")}})
     ran = await stage.watch(None, None, None)
-    assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
+    assert stage.asked[1:] == [QUIET_3] * 3
     assert len(lines(ran, "warning: no state")) == 1
 
 
@@ -364,29 +306,25 @@ async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(stage, d
 
     for n in range(3):
         stage.load(f"v{n}")
-    stage.write({"from": "app", "tags": tags("v*")})
+    stage.write(ALL)
+    away = partial(wrong.__setitem__, 0, days * 86400.0)
+    back = partial(wrong.__setitem__, 0, 0.0)
     with mock.patch.object(stage.world, "wall", wall):
-        away, back = (
-            partial(wrong.__setitem__, 0, days * 86400.0),
-            partial(wrong.__setitem__, 0, 0.0),
-        )
         await stage.watch(None, away, None, None, back, None, None)
-    warm = {"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}
-    assert [stage.asked[cycle] for cycle in (1, 4, 7)] == [warm] * 3
+    assert [stage.asked[cycle] for cycle in (1, 4, 7)] == [QUIET_3] * 3
 
 
-async def test_what_always_fails_leaves_no_staged_blobs_behind(stage, tmp_path):
-    stage.world.listen(App(), "other.test")
+async def test_what_always_fails_leaves_no_staged_blobs_behind(stage, world, tmp_path):
     stage.write(
         {"from": "app", "tags": tags("*")},
         {"from": "none", "tags": tags("v1")},
-        registries={"other": "http://other.test"},
+        registries={"other": world.registry("other.test")},
         defaults={"targets": ["target", "other"]},
     )
+    made = [stage.seed.image(sizes=(1_500_000,)) for _ in range(3)]
 
     def load() -> None:
-        tag = f"v{len(stage.source.app.tags('app'))}"
-        stage.seed.image(sizes=(1_500_000,)).load_into(stage.source.app, "app", tag=tag)
+        stage.push(f"v{len(made)}", made.pop())
 
     load()
     ran = await stage.watch(load, load, None)
@@ -395,80 +333,355 @@ async def test_what_always_fails_leaves_no_staged_blobs_behind(stage, tmp_path):
     assert [each.name for each in (tmp_path / ".regsync" / "staged").rglob("*")] == []
 
 
+def count_objects() -> Counter[str]:
+    """Count the program's objects by their classes, and `items` of what they hold."""
+    gc.collect()
+    ours = [each for each in gc.get_objects() if type(each).__module__.startswith("_regsync")]
+    inside = [value for each in ours for value in getattr(each, "__dict__", {}).values()]
+    counts = Counter(type(each).__qualname__ for each in ours)
+    counts["items"] = sum(
+        len(each) for each in inside if isinstance(each, (dict, list, set, tuple))
+    )
+    return counts
+
+
+def check_growth(early: Counter[str], late: Counter[str]) -> None:
+    """How many connections there are is the schedule's: not one for each cycle."""
+    grown = {kind: late[kind] - early[kind] for kind in late}
+    assert grown.pop("items") < 100
+    assert max(grown.values()) <= 5, grown
+
+
 # 100 and 510 minutes: no look at artifacts is due in the last cycle.
 @pytest.mark.parametrize("cycles", [200, pytest.param(1020, marks=pytest.mark.thorough)])
 async def test_a_thousand_cycles_leave_nothing_behind(stage, cycles):
     gc.freeze()  # what other tests have left is not counted
     stage.load("v1")
     stage.load("v2")
-    stage.write({"from": "app", "tags": tags("v*")}, {"from": "none", "tags": tags("v*")})
+    stage.write(ALL, {"from": "none", "tags": tags("v*")})
     counts: list[Counter[str]] = []
-
-    def count() -> None:
-        gc.collect()
-        ours = [each for each in gc.get_objects() if type(each).__module__.startswith("_regsync")]
-        counts.append(Counter(type(each).__qualname__ for each in ours))
-        inside = [value for each in ours for value in getattr(each, "__dict__", {}).values()]
-        counts[-1]["items"] = sum(
-            len(each) for each in inside if isinstance(each, (dict, list, set, tuple))
-        )
-
     steps: list[Step | None] = [None] * cycles
-    steps[60] = steps[-1] = count
+    steps[60] = steps[-1] = lambda: counts.append(count_objects())
     ran = await stage.watch(*steps, forgets=True)
     assert stage.asked == [({"GET tag_list": 2, "HEAD manifest": 2}, {"HEAD manifest": 2})]
     assert len(lines(ran)) == 4, ran.err
-    early, late = counts
-    # How many connections there are is the schedule's: not one for each of 140 cycles.
-    growing = late.keys() - {"items"}
-    assert all(late[kind] - early[kind] <= 5 for kind in growing), late - early
-    assert late["items"] - early["items"] < 100
-    assert (late["Transport"], late["Run"], late["Knowledge"]) == (1, 0, 0)
+    check_growth(*counts)
 
 
-# Signals.
+def log_in(home: Path, user: str, password: str) -> None:
+    """Write docker's login file."""
+    login = {"username": user, "password": password}
+    (home / ".docker").mkdir(exist_ok=True)
+    auths = {f"{end}.test": login for end in ("source", "target")}
+    (home / ".docker" / "config.json").write_text(json.dumps({"auths": auths}))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize(
-    ("method", "kind", "seconds"),
-    [("GET", "tag_list", 0), ("HEAD", "manifest", 0), ("PUT", "manifest", 25)],
-)
-async def test_a_signal_in_a_cycle_drains_it(stage, number, method, kind, seconds):
+async def test_logins_that_have_been_replaced_are_not_kept(world, tmp_path, clean_env):
+    """A rotated password makes a client of its own; months of them would be kept with their
+    secrets.
+    """
+    gc.freeze()
+    users = tuple(f"user{n}" for n in range(30))
+    stage, *_ = with_tokens(world, tmp_path, users=users, anonymous=False)
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v*")})
-    for place in (stage.source, stage.target):
-        place.app.faults.on(method, kind).stall().optional()
+    stage.write(V1)
+    counts: list[Counter[str]] = []
 
-    async def stop() -> None:
-        await anyio.sleep(10)
-        signal.raise_signal(number)
+    def rotate(user: str) -> None:
+        counts.append(count_objects())
+        log_in(clean_env, user, "p")
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop)
-        ran = await stage.world.run("watch", "-c", str(stage.file), "--health-port", "0", "--json")
+    log_in(clean_env, users[0], "p")
+    ran = await stage.watch(*(partial(rotate, user) for user in users[1:]))
+    assert not lines(ran, "failed ", "AUTH_ERROR")
+    check_growth(counts[9], counts[-1])
+
+
+# A new configuration.
+
+
+async def test_a_changed_file_is_taken_before_the_next_cycle(stage, world):
+    for name in ("one", "two"):
+        stage.load("v1", name)
+    world.registry("third.test")
+    one, two = ({"from": name, "tags": tags("v1")} for name in ("one", "two"))
+    stage.write(one)
+
+    def change() -> None:
+        third = {"third": "http://third.test"}
+        stage.write(two, {**one, "to": "1"}, registries=third, **{"global": {"cache_ttl": "1h"}})
+
+    def again() -> None:
+        stage.write({"from": "two", "tags": tags("v1", "v2")})
+
+    ran = await stage.watch(change, again, None)
+    told = [f"info: now in force: {count} mappings" for count in (2, 1)]
+    assert lines(ran, "now in force") == told
+    assert {*stage.target.app.repositories} == {"one", "two", "1"}
+
+
+async def test_clients_of_registries_that_stay_the_same_are_kept(stage):
+    stage.load("v1")
+    stage.write(V1)
+    opened: list[tuple[int, int]] = []
+
+    def count() -> None:
+        opened.append((stage.source._connections, stage.target._connections))
+
+    def change() -> None:
+        count()
+        stage.write(V1, registries={"target": {"url": "http://target.test", "max_concurrent": 7}})
+
+    await stage.watch(change, count, count)
+    (source, target), *rest = opened
+    assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
+
+
+async def test_a_shard_of_a_new_file_is_that_of_the_new_file(stage, tmp_path):
+    for name in "abcd":
+        stage.load("v1", name)
+    rules = [{"from": name, "tags": tags("v1")} for name in "abcd"]
+    stage.write(*rules[:2])
+    ran = await stage.watch(lambda: stage.write(*rules), None, more=("--shard", "1/2"))
     assert ran.status == 0
-    assert ran.seconds == pytest.approx(10 + seconds, abs=0.1)
-    assert ran.report["interrupted"] is True
-    assert not lines(ran, "failed source")
-    assert "Traceback" not in ran.err
+    assert {*stage.target.app.repositories} == {"b", "d"}
+    told = [line.partition(": ")[2] for line in lines(ran, ": shard ")]
+    assert told == ["shard 1 of 2: 1 of 2 mappings", "shard 1 of 2: 2 of 4 mappings"]
+    assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.db").exists()
 
 
-async def test_a_second_signal_ends_a_drain_and_saves_the_state(stage, tmp_path):
+async def test_a_hang_up_begins_a_cycle_with_the_new_file(stage):
+    image = stage.load("v1", "two")
+    stage.write({"from": "one", "tags": tags("x*")})
+
+    async def hang_up() -> None:
+        stage.write({"from": "two", "tags": tags("v1")})
+        signal.raise_signal(signal.SIGHUP)
+        await anyio.sleep(1)
+        assert held(stage.target, "two", image)
+
+    ran = await stage.watch(hang_up, interval=250)
+    assert ran.status == 0
+    stage.target.journal.matching("PUT", "manifest").exactly(1)
+
+
+# Three cycles count as one: the last one's look at artifacts is a second question.
+async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(stage):
     stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v*")})
-    stage.target.app.faults.on("PUT", "manifest").stall()
+    stage.write(V1)
+    stage.source.app.faults.on("GET", "manifest").first().delay(50)
+
+    async def hang_up() -> None:
+        signal.raise_signal(signal.SIGHUP)
+        await anyio.sleep(40)
+        stage.source.journal.matching("HEAD", "manifest").exactly(1)  # of the second cycle
+
+    await stage.watch(hang_up, interval=60)
+
+
+async def test_a_mounted_configuration_is_swapped_by_its_link(stage, tmp_path):
+    """As Kubernetes does it: the file is a link into a directory that is a link, which is replaced."""
+    stage.load("v1", "one")
+    image = stage.load("v1", "two")
+    for name in ("one", "two"):
+        (tmp_path / f"..{name}").mkdir()
+        text = stage.text({"from": name, "tags": tags("v1")})
+        (tmp_path / f"..{name}" / "mirror.yaml").write_text(text)
+    (tmp_path / "..data").symlink_to("..one")
+    stage.file.symlink_to("..data/mirror.yaml")
+
+    def swap() -> None:
+        (tmp_path / "..new").symlink_to("..two")
+        (tmp_path / "..new").rename(tmp_path / "..data")
+
+    ran = await stage.watch(swap, None)
+    assert held(stage.target, "two", image)
+    assert len(lines(ran, "now in force")) == 1
+    assert (tmp_path / ".regsync" / "state.db").exists()
+
+
+def contents(file: Path, texts: list[str | None], errors: list[str | None]) -> list[Step]:
+    """Return steps that ask for the error of the last reload, and give a file its next text; None:
+    it is gone.
+    """
+
+    def replace(text: str | None) -> None:
+        status, body = probe("/readyz")
+        assert (status, body["status"]) == (200, "ready")
+        errors.append(body["reload_error"])
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+
+    return [partial(replace, text) for text in texts]
+
+
+async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(stage):
+    stage.load("v1")
+    stage.write(V1)
+    good = stage.file.read_text()
+    bad = "mappings: []\ndefaults:\n  sorce: x\nregistres: {}\n"
+    errors: list[str | None] = []
+    ran = await stage.watch(*contents(stage.file, [bad, bad, None, good, good], errors))
+    assert stage.asked[1:] == [QUIET] * 5
+    assert len(lines(ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "stays in force")) == 1
+    assert len(lines(ran, "mirror.yaml:4:1")) == 1
+    assert len(lines(ran, "mirror.yaml", "No such file")) == 1
+    assert len(lines(ran, "now in force")) == 1
+    # The second one also where nothing has changed.
+    words = (None, "mirror.yaml:3:3", "mirror.yaml:3:3", "No such file", None)
+    for error, word in zip(errors, words, strict=True):
+        assert error is None if word is None else word in str(error)
+
+
+async def test_an_empty_file_after_a_wrong_one_is_told(stage):
+    stage.load("v1")
+    stage.write(V1)
+    steps = contents(stage.file, ["- x\n", ""], [])
+    ran = await stage.watch(*steps, more=("--log-format", "json"))
+    told = map(json.loads, ran.err.splitlines())
+    wrong = [each for each in told if each["event"] == "reload_failed"]
+    assert len(wrong) == len({each["message"] for each in wrong}) == 2
+    assert all(each["code"] == "CONFIG_ERROR" and "hint" in each for each in wrong)
+
+
+async def test_a_named_file_that_is_gone_is_as_if_it_were_there(stage, world, tmp_path):
+    """It is told once, and so is the shard."""
+    stage.load("v1")
+    authority = tmp_path / "ca.pem"
+    CA().cert_pem.write_to_path(str(authority))
+    world.listen(stage.source.app, "source.test", scheme="https")
+    secure = {"url": "https://source.test", "ca_file": str(authority)}
+    stage.write(V1, registries={"source": secure})
+    errors: list[str | None] = []
+    texts = [None, authority.read_text(), authority.read_text()]
+    ran = await stage.watch(*contents(authority, texts, errors), more=("--shard", "0/1"))
+    assert (ran.status, ran.out.count("synced "), lines(ran, "failed ")) == (0, 1, [])
+    assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem", "stays in force")) == 1
+    assert len(lines(ran, "info: shard 0 of 1: ")) <= 2
+    assert [error is None for error in errors] == [True, False, True]
+
+
+async def test_files_that_the_configuration_names_are_read_again_each_cycle(
+    world, tmp_path, clean_env
+):
+    stage, *_ = with_tokens(world, tmp_path, anonymous=False)
+    image = stage.load("v1")
+    stage.write(V1)
+    log_in(clean_env, "u", "old")
+    ran = await stage.watch(lambda: log_in(clean_env, "u", "p"), None)
+    assert len(lines(ran, "failed", "AUTH_ERROR")) == 1
+    assert held(stage.target, "app", image)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "the following arguments are required: -c/--config"),
+        ("-c -", "needs a file"),
+        ("-c /nowhere/mirror.yaml", "No such file"),
+        ("-c FILE --interval 0", "above 0"),
+        ("-c FILE --interval often", "--interval: 'often'"),
+        ("-c FILE --health-port http", "argument --health-port: invalid int value: 'http'"),
+        ("-c FILE --health-port 70000", "127.0.0.1 port 70000: the highest port is 65535"),
+        ("-c FILE --health-port TAKEN", "127.0.0.1 port TAKEN: address already in use"),
+        ("-c FILE --health-bind 192.0.2.1", "192.0.2.1 port 8080"),
+        ("-c FILE --shard 2/2", "--shard 2/2"),
+        ("-c WRONG", "wrong.yaml:1:11"),
+    ],
+)
+def test_what_is_wrong_from_the_start_is_an_error(tmp_path, arguments, words):
+    (tmp_path / "mirror.yaml").write_text("mappings: []")
+    (tmp_path / "wrong.yaml").write_text("mappings: {}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        names = {"FILE": tmp_path / "mirror.yaml", "WRONG": tmp_path / "wrong.yaml", "TAKEN": port}
+        ran = run_regsync("watch", *(str(names.get(word, word)) for word in arguments.split()))
+    assert (ran.status, ran.out) == (3, "")
+    assert words.replace("TAKEN", port) in ran.err.splitlines()[0]
+    assert ran.err.startswith("error: CONFIG_ERROR: ")
+    assert not (tmp_path / ".regsync").exists()
+
+
+# What probes are told.
+
+
+@pytest.mark.parametrize(
+    ("there", "first"),
+    [([], (503, "starting", 2)), (["v2"], (200, "ready", 1))],
+    ids=["all fail", "one fails"],
+)
+async def test_a_first_cycle_in_which_not_all_fails_makes_ready(stage, there, first):
+    for tag in there:
+        stage.load(tag)
+    stage.write({"from": "app", "tags": tags("v1", "v2")})
+    seen: list[tuple[int, str, int]] = []
+
+    def look() -> None:
+        ready, body = probe("/readyz")
+        assert probe("/healthz")[1] == body
+        assert body.keys() == {"status", "version", "cycle", "reload_error"}
+        assert body["cycle"]["number"] == len(seen) + 1
+        seen.append((ready, body["status"], body["cycle"]["exit_status"]))
+        for tag in ("v1", "v2"):
+            stage.load(tag)
+
+    await stage.watch(look, look)
+    assert seen == [first, (200, "ready", 0)]
+
+
+async def test_a_watch_that_was_told_to_stop_is_not_ready(stage):
+    stage.load("v1")
+    stage.write(V1)
+    answers: list[tuple[int, dict[str, Any]]] = []
 
     async def stop() -> None:
-        for _ in range(2):
-            await anyio.sleep(10)
-            signal.raise_signal(signal.SIGTERM)
+        stage.load("v1")
+        stage.target.app.faults.on("PUT", "manifest").first().delay(10)
+        await anyio.sleep(INTERVAL / 2 + 5)  # into the next cycle
+        signal.raise_signal(signal.SIGTERM)
+        await anyio.sleep(1)
+        answers.append(probe("/readyz"))
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop)
-        ran = await stage.world.run("watch", "-c", str(stage.file), "--health-port", "0", "--json")
-    assert (ran.status, ran.seconds) == (0, pytest.approx(20, abs=0.1))
-    assert (ran.report["interrupted"], ran.images) == (True, []), (
-        "also a cycle that is cut off has its line"
-    )
-    assert entries(tmp_path / ".regsync") > 0
+    await stage.watch(stop)
+    ((status, body),) = answers
+    assert (status, body["status"]) == (503, "stopping")
+
+
+@pytest.mark.process
+def test_a_process_takes_a_new_file_at_a_hang_up_and_ends_well(source, target, tmp_path):
+    images = {name: Seed(n).image() for n, name in enumerate(("one", "two"))}
+    file = tmp_path / "mirror.yaml"
+
+    def write(name: str) -> None:
+        images[name].load_into(source.app, name, "v1")
+        rule = {"from": name, "tags": tags("v1")}
+        file.write_text(document({"source": source, "target": target}, rule))
+
+    write("one")
+    words = ["watch", "-c", str(file), "--interval", "1h", "--health-port", "0"]
+    with started(*words, stderr=subprocess.STDOUT) as process:
+
+        def until(word: str) -> str:
+            assert process.stdout is not None
+            while word not in (line := process.stdout.readline()):
+                assert line, f"it ended without {word}"
+            return line
+
+        try:
+            port = until("health probes at").split()[-1]
+            until("info: cycle 1: ")
+            assert held(target, "one", images["one"])
+            for path in ("healthz", "readyz"):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
+                    assert answer.status == 200
+            write("two")
+            process.send_signal(signal.SIGHUP)
+            until("now in force: 1 mappings")
+            until("info: cycle 2: ")
+            assert held(target, "two", images["two"])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=40) == 0
+        finally:
+            process.kill()

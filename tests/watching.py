@@ -4,50 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import inspect
 import io
 import json
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
-from conformance.registry.app import App
-from tests.ends import Ran, Virtual, document
+from conformance.content.images import Image
+from tests.ends import Ran, Virtual
+from tests.mirrors import Mirror
 
 INTERVAL = 30.0
-ARTIFACTS = {"artifacts": {"enabled": True}}
-Step = Callable[[], Awaitable[None] | None]
+Step = Callable[[], Any]
 
 
-class Scene:
-    """Two registries and a configuration; `asked` has what each cycle asked them."""
+class Scene(Mirror):
+    """A mirror that is watched; `asked` has what each cycle asked both ends."""
 
     def __init__(self, world: Virtual, directory: Path, **options: Any) -> None:
-        self.world, self.file, self.seed = world, directory / "mirror.yaml", Seed(1)
-        self.source, self.target = (
-            world.listen(App(**{name: make() for name, make in options.items()}), f"{end}.test")
-            for end in ("source", "target")
-        )
+        super().__init__(world, directory, **options)
         self.asked: list[tuple[dict[str, int], dict[str, int]]] = []
 
-    def load(self, tag: str, repository: str = "app") -> Image:
-        return self.seed.image().load_into(self.source.app, repository, tag=tag)
+    def load(self, tag: str, repository: str = "app") -> Image:  # type: ignore[override]
+        """Let a tag name a new image at the source."""
+        return self.push(tag, repository=repository)
 
-    def write(self, *mappings: Any, registries: Any = None, **top: Any) -> None:
-        ends = {
-            "source": "http://source.test",
-            "target": "http://target.test",
-            **(registries or {}),
-        }
-        top = {"defaults": {**ARTIFACTS, "targets": ["target"]}, **top}
-        self.file.write_text(document(ends, *mappings, **top))
+    def text(self, *mappings: Any, **top: Any) -> str:
+        top["defaults"] = {"targets": ["target"], **top.get("defaults", {})}
+        return super().text(*mappings, **top)
 
     async def watch(
         self,
@@ -69,33 +61,23 @@ class Scene:
             before = now
             if forgets:
                 before, self.asked = (Counter(), Counter()), self.asked[-1:]
-                for place in (self.source, self.target):
-                    place.journal.clear()
+                self.clear()
 
         async def play() -> None:
             await anyio.sleep(interval / 2)
             for step in steps:
                 look()
                 done = step() if step else None
-                if done is not None:
+                if inspect.isawaitable(done):
                     await done
                 await anyio.sleep(interval)
             look()
             signal.raise_signal(signal.SIGTERM)
 
-        arguments = (
-            "watch",
-            "-c",
-            str(self.file),
-            "--interval",
-            f"{interval:.0f}",
-            "--health-port",
-            "0",
-            *more,
-        )
+        words = ["--interval", f"{interval:.0f}", "--health-port", "0", *more]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play)
-            ran = await self.world.run(*arguments)
+            ran = await self.world.run("watch", "-c", str(self.file), *words)
             tasks.cancel_scope.cancel()
         assert "Traceback" not in ran.err
         return ran
@@ -114,7 +96,7 @@ def probe(path: str) -> tuple[int, dict[str, Any]]:
     """Ask the watch under way, which answers on a socket and in a thread of its own; return the
     status and the document.
 
-    That thread has the real clock. Whether a watch stands still is asked by tests/unit/test_watch_rules.py.
+    That thread has the real clock. Whether a watch stands still is asked by tests/unit/test_health.py.
     """
     assert isinstance(sys.stderr, io.StringIO)
     ports = re.findall(r"health probes at 127\.0\.0\.1 port (\d+)", sys.stderr.getvalue())

@@ -30,7 +30,7 @@ change the bytes.
 Owns: which files of which packages travel, and how the archive is laid out.
 May not know: what the modules do.
 Invariants: the same sources and the same interpreters give the same bytes, whatever the directory,
-the user, the umask and the clock (tests/test_zipapp.py builds twice).
+the user, the umask and the clock (tests/test_build.py builds twice).
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
     python3 tools/check.py --thorough      also what an ordinary run leaves out: no time limit
     python3 tools/check.py --file FILE     run FILE as the program, in the tests that judge any
-    python3 tools/check.py --program DIR   run the program of another checkout in these tests
 
 An ordinary run leaves out cells of full products (tests/thinning.py), and the harness's own tests
 (conformance/tests) unless the harness has changed: on main by the last commit, elsewhere since main.
@@ -80,10 +79,9 @@ def main(argv: Sequence[str]) -> int:
 def for_pytest(argv: Sequence[str]) -> list[str]:
     """Write `--file FILE` as one word: behind it alone, pytest would look for tests in FILE."""
     words = list(argv)
-    for option in ("--file", "--program"):
-        if option in words[:-1]:
-            place = words.index(option)
-            words[place : place + 2] = [f"{option}={os.path.abspath(words[place + 1])}"]
+    if "--file" in words[:-1]:
+        place = words.index("--file")
+        words[place : place + 2] = [f"--file={os.path.abspath(words[place + 1])}"]
     return words
 
 
@@ -92,7 +90,7 @@ def folders(argv: Sequence[str]) -> list[str]:
     are among them when the harness has changed.
     """
     if any(
-        argument.startswith(("--file", "--program")) or os.path.exists(argument.partition("::")[0])
+        argument.startswith("--file") or os.path.exists(argument.partition("::")[0])
         for argument in argv
     ):
         return []
