@@ -390,11 +390,6 @@ async def test_a_host_of_another_name_needs_a_region(machine):
     assert "'evil.test/' is not an AWS region" in await machine.refused(host)
 
 
-async def test_a_login_says_when_it_ends(machine):
-    variables(machine)
-    assert (await machine.check(PRIVATE))["expires"] == "2026-01-01T12:00:00Z"
-
-
 # What is said when a source is broken, and that nothing else is tried then.
 
 

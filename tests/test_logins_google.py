@@ -466,17 +466,7 @@ async def test_an_account_is_spoken_for_as_long_as_the_file_says(machine, told, 
     assert await machine.ends_in() == life
 
 
-# Failures that pass, and the metadata server.
-
-
-async def test_a_service_is_asked_at_most_three_times(machine):
-    machine.use(machine.google.authorized_user())
-    answer_first(machine.google, *[Response(503)] * 2)
-    assert (await machine.who()).startswith("user@")
-    assert machine.ran.seconds == pytest.approx(3.0)
-    machine.reachable[HOSTS[0]].fail("refused")
-    assert f"authorized_user at {HOSTS[0]}: no connection to {HOSTS[0]}" in await machine.told()
-    assert machine.ran.seconds == pytest.approx(3.0)
+# The metadata server.
 
 
 @pytest.mark.parametrize("status", [403, 404])

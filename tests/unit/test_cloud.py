@@ -134,25 +134,6 @@ async def test_a_named_method_is_the_whole_chain_and_no_other_source():
     assert cloud.looked == 0
 
 
-@pytest.mark.parametrize(
-    ("host", "path"),
-    [
-        (ACR, ".azure/azureProfile.json"),
-        (ECR, ".aws/credentials"),
-        (GAR, ".config/gcloud/application_default_credentials.json"),
-    ],
-)
-async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(host, path):
-    def read(name):
-        if name == f"/home/someone/{path}":
-            raise ConfigError(f"{name}: Permission denied")
-
-    made = Clouds(machine(read), real).find(registry(host), "app", read)
-    with pytest.raises(AuthError, match="Permission denied") as caught:
-        await made.credential()
-    assert caught.value.fatal
-
-
 @pytest.mark.parametrize("host", [ACR, ECR, GAR])
 async def test_without_a_home_nothing_is_read_below_the_current_directory(host):
     """Where anybody might have put it."""
