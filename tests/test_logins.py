@@ -223,12 +223,12 @@ def machine(world, clean_env, monkeypatch):
     return AtEcr(world, clean_env, monkeypatch)
 
 
-MANY = [f"team/app{number}" for number in range(30)]
+MANY = [f"team/app{number}" for number in range(16)]
 
 
 async def test_many_repositories_cost_one_bare_request_and_one_login(machine):
     ran = await machine.sync(*MANY)
-    assert (ran.status, len(ran.images), machine.logins) == (0, 30, 1)
+    assert (ran.status, len(ran.images), machine.logins) == (0, 16, 1)
     machine.journal.matching(status=401).exactly(1)
     with_login = machine.journal.matching(header={"authorization": "Basic *"})
     assert len(with_login) == len(machine.journal.entries) - 1
@@ -293,7 +293,7 @@ async def test_many_who_are_refused_at_once_share_one_new_login(machine, scheme,
     refused. What is sent once the first 401 was heard carries another login.
     """
     machine.use(scheme, one_scope=True)
-    machine.after(20, machine.end_logins)
+    machine.after(12, machine.end_logins)
     machine.reachable[PRIVATE].change_links(**FAR)
     machine.reachable[ECR].change_links(down=Link(latency=takes))
     ran = await machine.sync(*MANY)
@@ -312,7 +312,7 @@ async def test_who_waits_for_its_turn_does_not_send_a_login_that_was_refused_mea
 ):
     """The registry takes one request at a time, and all others wait with their logins in hand."""
     machine.use(scheme)
-    machine.after(20, machine.end_logins if scheme == "basic" else machine.end_tokens)
+    machine.after(12, machine.end_logins if scheme == "basic" else machine.end_tokens)
     ran = await machine.sync(*MANY, max_concurrent=1)
     assert (ran.status, machine.logins) == (0, 2), ran.err
     refused = [
