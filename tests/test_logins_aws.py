@@ -622,9 +622,11 @@ async def test_nonsense_is_an_error_that_says_so(machine, body):
     assert "&b;" not in told + machine.ran.err
 
 
-async def test_an_end_beyond_all_numbers_is_none(machine):
+@pytest.mark.parametrize("ends", ["1e300", "-1e300", "NaN", f"1{'0' * 400}"])
+async def test_an_end_that_no_calendar_has_is_not_shown(machine, ends):
     variables(machine)
     machine.aws.passwords["ecr"]["pw"] = float("inf")
-    beyond = data(f'{{"authorizationToken":"QVdTOnB3","expiresAt":1{"0" * 400}}}')
+    beyond = data(f'{{"authorizationToken":"QVdTOnB3","expiresAt":{ends}}}')
     answer_first(machine.aws, Response(200, [], beyond))
-    assert (await machine.check(PRIVATE))["expires"] is None
+    row = await machine.check(PRIVATE)
+    assert (row["error"], row["expires"]) == (None, None)
