@@ -68,7 +68,7 @@ async def test_two_logins_of_one_host_stay_apart_and_a_wrong_one_is_shown_once(
     if kind == "token":
         service = TokenService(users, anonymous=False, now=anyio.current_time)
     mirror = Mirror(world, tmp_path, of={"source": {"auth": service, **FAR}})
-    names = [f"{namespace}/app{number}" for number in range(10) for namespace in users]
+    names = [f"{namespace}/app{number}" for namespace in users for number in range(10)]
     for name in names:
         mirror.push("v1", repository=name)
     logins = {**users, wrong: PASSWORD}

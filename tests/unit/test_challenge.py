@@ -129,7 +129,7 @@ def test_other_realms_get_no_credentials(url, registry, complaint):
 
 ADDRESSES = [
     *("169.254.169.254", "127.0.0.1", "10.0.0.1", "192.168.1.1", "0.0.0.0", "224.0.0.1"),
-    *("[::1]", "[fe80::1]", "[fd00:ec2::254]", "[::ffff:127.0.0.1]"),
+    *("[::1]", "[fe80::1]", "[fd00:ec2::254]", "[::ffff:127.0.0.1]", "[64:ff9b::a00:1]"),
     *("127.1", "2130706433", "0x7f000001", "0x7f.1"),
     *("localhost", "LOCALHOST.", "x.localhost", "metadata.google.internal"),
 ]
