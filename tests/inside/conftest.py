@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from _regsync.text import forget_all_secrets
-from tests.inside.a_cloud import cloud  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

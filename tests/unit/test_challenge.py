@@ -14,14 +14,11 @@ from _regsync.errors import AuthError
 
 # Challenges.
 
-
 CHALLENGES = [
     ([], []),
     ([""], []),
     (['Bearer realm="https://a/t",service="s",scope="repository:x:pull,push"'],
         [Challenge("bearer", "https://a/t", "s", "repository:x:pull,push")]),
-    (['Bearer realm="https://us-docker.pkg.dev/v2/token"'],
-        [Challenge("bearer", "https://us-docker.pkg.dev/v2/token")]),
     (['Bearer realm="https://gcr.io/v2/token",service=gcr.io'],
         [Challenge("bearer", "https://gcr.io/v2/token", "gcr.io")]),
     (['Basic realm="quay.io", Bearer realm="https://quay.io/v2/auth",service="quay.io"'],
@@ -39,12 +36,12 @@ CHALLENGES = [
 
 
 @pytest.mark.parametrize(("lines", "expected"), CHALLENGES)
-def test_challenges_are_read_tolerantly(lines: list[str], expected: list[Challenge]) -> None:
+def test_challenges_are_read_tolerantly(lines, expected):
     assert parse_challenges(lines) == expected
 
 
 @given(st.lists(st.text() | st.text(alphabet='Bearer="\\, \t')))
-def test_any_text_gives_a_list_of_challenges(lines: list[str]) -> None:
+def test_any_text_gives_a_list_of_challenges(lines):
     for challenge in parse_challenges(lines):
         assert challenge.scheme == challenge.scheme.lower() != ""
 
@@ -52,22 +49,19 @@ def test_any_text_gives_a_list_of_challenges(lines: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ['"' * 50_000, "a " * 50_000, "a=" + "\\" * 99_999, " " * 100_000, 'a="' * 30_000]
 )
-def test_long_challenges_are_read_in_linear_time(text: str) -> None:
+def test_long_challenges_are_read_in_linear_time(text):
     """Quadratic work on 100 KB would take minutes, and the run's own time-out would say so."""
     assert len(parse_challenges([text])) <= 50_000
 
 
 # Realms.
 
+HERE = "registry.example.org"
 
-def realm(
-    url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True
-) -> str:
+
+def realm(url, registry=HERE, scheme="https", *, secret=True):
     check_realm(url, registry, is_http_allowed=scheme == "http", has_credentials=secret)
     return url
-
-
-HERE = "registry.example.org"
 
 
 @pytest.mark.rule("R2")
@@ -76,18 +70,16 @@ HERE = "registry.example.org"
     [
         ("https://registry.example.org/token", HERE),
         ("https://registry.example.org:8443/token", HERE),
-        ("https://auth.registry.example.org/t", HERE),
-        ("https://registry.example.org/t?a=1&b=2", HERE),
+        ("https://auth.registry.example.org/t?a=1&b=2", HERE),
         ("https://auth.docker.io/token", "registry-1.docker.io"),
         ("https://gitlab.com/jwt/auth", "registry.gitlab.com"),
         ("https://us-docker.pkg.dev/v2/token", "us-docker.pkg.dev"),
-        ("https://public.ecr.aws/token/", "public.ecr.aws"),
         ("https://10.1.2.3:5001/token", "10.1.2.3"),
         ("https://[fd00::1]:5001/token", "fd00::1"),
         ("https://auth.corp.co.uk/t", "registry.corp.co.uk"),
     ],
 )
-def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> None:
+def test_realms_of_the_same_owner_get_credentials(url, registry):
     assert realm(url, registry) == url
 
 
@@ -127,7 +119,7 @@ OTHERS = {
     ("url", "registry", "complaint"),
     [(*row, complaint) for complaint, rows in OTHERS.items() for row in rows],
 )
-def test_other_realms_get_no_credentials(url: str, registry: str, complaint: str) -> None:
+def test_other_realms_get_no_credentials(url, registry, complaint):
     with pytest.raises(AuthError) as caught:
         realm(url, registry)
     assert complaint in caught.value.message
@@ -136,8 +128,8 @@ def test_other_realms_get_no_credentials(url: str, registry: str, complaint: str
 
 
 ADDRESSES = [
-    *("169.254.169.254", "127.0.0.1", "10.0.0.1", "192.168.1.1", "0.0.0.0"),
-    *("[::1]", "[fe80::1]", "[fd00:ec2::254]", "[::ffff:127.0.0.1]"),
+    *("169.254.169.254", "127.0.0.1", "10.0.0.1", "192.168.1.1", "0.0.0.0", "224.0.0.1"),
+    *("[::1]", "[fe80::1]", "[fd00:ec2::254]", "[::ffff:127.0.0.1]", "[64:ff9b::a00:1]"),
     *("127.1", "2130706433", "0x7f000001", "0x7f.1"),
     *("localhost", "LOCALHOST.", "x.localhost", "metadata.google.internal"),
 ]
@@ -145,31 +137,23 @@ ADDRESSES = [
 
 @pytest.mark.rule("R2")
 @pytest.mark.parametrize("host", ADDRESSES)
-@pytest.mark.parametrize("secret", [True, False], ids=["with-credentials", "anonymous"])
-def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> None:
+def test_no_stranger_sends_us_to_a_private_address(host):
     assert is_private(host.strip("[]"))
-    with pytest.raises(AuthError, match=r"private address|not a URL"):
-        realm(f"https://{host}/token", secret=secret)
+    for secret in (True, False):
+        with pytest.raises(AuthError, match=r"private address|not a URL"):
+            realm(f"https://{host}/token", secret=secret)
 
 
-@pytest.mark.parametrize(
-    "host", ["registry.example.org", "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"]
-)
-def test_public_names_and_addresses_are_not_private(host: str) -> None:
-    assert not is_private(host)
+def test_public_names_and_addresses_are_not_private():
+    for host in (HERE, "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"):
+        assert not is_private(host)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_one"),
-    [
-        *((host, True) for host in ("127.1", "2130706433", "0x7f.1", "a.1", "0x")),
-        *((host, False) for host in ("127.0.0.1", "::1", "a.example", "1.example", "0x7f.g")),
-    ],
-)
-def test_a_name_that_ends_in_a_number_is_an_address_to_the_resolver(
-    host: str, is_one: bool
-) -> None:
-    assert is_unusual_address(host) is is_one
+def test_a_name_that_ends_in_a_number_is_an_address_to_the_resolver():
+    for host in ("127.1", "2130706433", "0x7f.1", "a.1", "0x"):
+        assert is_unusual_address(host)
+    for host in ("127.0.0.1", "::1", "a.example", "1.example", "0x7f.g"):
+        assert not is_unusual_address(host)
 
 
 @pytest.mark.parametrize(
@@ -182,18 +166,16 @@ def test_a_name_that_ends_in_a_number_is_an_address_to_the_resolver(
         ("https", "::1", 5000, "[::1]:5000"),
     ],
 )
-def test_host_and_port_are_written_as_in_a_host_header(
-    scheme: str, host: str, port: int, shown: str
-) -> None:
+def test_host_and_port_are_written_as_in_a_host_header(scheme, host, port, shown):
     assert format_authority(scheme, host, port) == shown
     assert str(Origin(scheme, host, port)) == f"{scheme}://{shown}"
 
 
-def test_an_anonymous_login_may_go_to_any_public_https_realm() -> None:
+def test_an_anonymous_login_may_go_to_any_public_https_realm():
     assert realm("https://tokens.test/t", secret=False) == "https://tokens.test/t"
 
 
-def test_a_registry_over_http_may_name_an_http_realm() -> None:
+def test_a_registry_over_http_may_name_an_http_realm():
     assert realm("http://127.0.0.1:5001/t", "localhost", "http") == "http://127.0.0.1:5001/t"
     assert realm("http://[::1]:5001", "127.0.0.1", "http") == "http://[::1]:5001"
     with pytest.raises(AuthError, match="another owner"):
@@ -201,7 +183,7 @@ def test_a_registry_over_http_may_name_an_http_realm() -> None:
 
 
 @given(st.text())
-def test_any_realm_passes_or_is_an_auth_error(text: str) -> None:
+def test_any_realm_passes_or_is_an_auth_error(text):
     for url in (text, f"https://{text}", f"https://registry.example.org{text}"):
         try:
             passed = realm(url)

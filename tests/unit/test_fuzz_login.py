@@ -1,12 +1,13 @@
-"""Credential files, tokens and realms: any bytes give a credential, none, or one AuthError,
-and what is found is right."""
+"""Credential files, Azure's files, token services and challenges: any bytes give a login, none, or one
+error that shows no secret, and what is found is right.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,78 +15,68 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.addresses import Origin
-from _regsync.auth.cloud import Answer
-from _regsync.auth.credentials import Credential, Pair, find_credential
+from _regsync.auth import azure
+from _regsync.auth.cloud import Answer, CloudEnvironment
+from _regsync.auth.credentials import Credential, find_credential
 from _regsync.auth.tokens import NEEDED, Authenticator
-from _regsync.config import Config, registry_for
+from _regsync.config import Config, Registry, registry_for
 from _regsync.errors import AuthError, SyncError
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 
-SECRET = "Xyzzy-0pen-Sesame"
+SECRET = "Xyzzy-0pen+Sesame"
+
+
+def as_json(strategy):
+    return strategy.map(lambda document: json.dumps(document).encode())
+
+
+# Credential files of container clients.
+
 PLACE = "/home/u/.docker/config.json"
 
 
-def find(
-    text: bytes | None, host: str = "registry.test", repository: str | None = None, **env: str
-) -> Credential | None:
-    def read(path: str) -> bytes | None:
-        return text if path == PLACE else None
-
+def find(text, host="registry.test", repository=None, **env):
+    read = {PLACE: text}.get
     return find_credential(registry_for(host, Config({}, ())), env, "/home/u", read, repository)
 
 
-def pair(user: str, password: str) -> str:
+def pair(user, password):
     return base64.b64encode(f"{user}:{password}".encode("utf-8", "surrogatepass")).decode()
 
 
+VALUES = ["u", SECRET, "\ud800", "<token>", "", None, 5, "é", "a b\r\nX: y"]
 ENTRIES = st.one_of(
-    st.builds(
-        lambda *parts: {"auth": pair(*parts)},
-        scraps("u : \x00", other="é"),
-        scraps(": \x00", SECRET, "\n"),
+    st.builds(pair, scraps("u : \x00", other="é"), scraps(": \x00", SECRET, "\n")).map(
+        lambda auth: {"auth": auth}
     ),
     st.builds(
         lambda keys, values: dict(zip(keys, values, strict=False)),
         st.permutations(["username", "password", "identitytoken", "registrytoken", "auth"]),
-        st.lists(
-            st.sampled_from(["u", SECRET, "\ud800", "<token>", "", None, 5, "é", "a b\r\nX: y"]),
-            max_size=5,
-        ),
+        st.lists(st.sampled_from(VALUES), max_size=5),
     ),
-    st.sampled_from(
-        [{}, None, [], "x", {"auth": "===="}, {"auth": "é"}, {"auth": 5}, {"auth": "dTpw\n"}]
-    ),
+    st.sampled_from([{}, None, [], "x", {"auth": "===="}, {"auth": "é"}, {"auth": "dTpw\n"}]),
 )
 KEYS = st.sampled_from([
     "registry.test", "https://registry.test", "https://registry.test/v1/", "registry.test/team",
-    "registry.test/team/app",
-    "registry.test:443", "REGISTRY.TEST", "evil.registry.test", "registry.test.evil", "xregistry.test", "",
+    "registry.test/team/app", "registry.test:443", "REGISTRY.TEST", "evil.registry.test",
+    "registry.test.evil", "xregistry.test", "",
 ])  # fmt: skip
-FILES = st.one_of(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "auths": st.dictionaries(KEYS, ENTRIES, max_size=4) | trees("registry.test"),
-            "credHelpers": st.dictionaries(
-                KEYS, st.sampled_from(["ecr-login", "", None, 5, "x" * 99]), max_size=2
-            ),
-            "credsStore": st.sampled_from(["desktop", "", None, [], {"a": 1}]),
-        },
-    ),
-    trees("auths credHelpers credsStore registry.test auth"),
-).map(lambda document: json.dumps(document).encode())
+HELPERS = st.dictionaries(KEYS, st.sampled_from(["ecr-login", "", None, 5, "x" * 99]), max_size=2)
+PARTS = {
+    "auths": st.dictionaries(KEYS, ENTRIES, max_size=4) | trees("registry.test"),
+    "credHelpers": HELPERS,
+    "credsStore": st.sampled_from(["desktop", "", None, [], {"a": 1}]),
+}
+FILES = as_json(
+    st.fixed_dictionaries({}, optional=PARTS)
+    | trees("auths credHelpers credsStore registry.test auth")
+)
+HALF_USER = {"auths": {"registry.test": {"username": "\ud800", "password": "x"}}}
 
 
 @fuzz(100)
-@given(
-    FILES | st.sampled_from([b"\xff", b"", b"[" * 5_000, b'{"auths":' * 9, b"\xef\xbb\xbf{}"]),
-    st.booleans(),
-)
-@example(
-    json.dumps({"auths": {"registry.test": {"username": "\ud800", "password": "x"}}}).encode(),
-    False,
-)
-@example(json.dumps({"auths": {"registry.test": {"identitytoken": "\ud800"}}}).encode(), False)
+@given(FILES | st.sampled_from([b"\xff", b"", b"[" * 5_000, b"\xef\xbb\xbf{}"]), st.booleans())
+@example(json.dumps(HALF_USER).encode(), False)
 def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_error(text, scoped):
     try:
         found = find(text, repository="team/app" if scoped else None)
@@ -105,17 +96,15 @@ def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_erro
 def test_only_entries_of_this_very_host_are_used_and_the_longest_path_wins(numbers):
     entries = {key: {"auth": pair(f"user{number}", "p")} for key, number in numbers.items()}
     found = find(json.dumps({"auths": entries}).encode(), repository="team/app")
-    mine = ["registry.test/team/app", "registry.test/team", "registry.test", "registry.test:443"]
-    mine += [key for key in numbers if key.lower().startswith("https://registry.test")]
-    mine += [key for key in numbers if key == "REGISTRY.TEST"]
-    first = next((key for key in mine[:4] if key in numbers), None)
+    exact = ["registry.test/team/app", "registry.test/team", "registry.test", "registry.test:443"]
+    urls = [key for key in numbers if key.startswith("https://") or key == "REGISTRY.TEST"]
+    first = next((key for key in exact if key in numbers), None)
     if first is not None:
-        assert found is not None
         assert found.username == f"user{numbers[first]}"
-    elif found is not None:
-        assert found.username in {f"user{numbers[key]}" for key in mine if key in numbers}
+    elif urls:
+        assert found.username in {f"user{numbers[key]}" for key in urls}
     else:
-        assert not {key for key in numbers if key.startswith("https://registry.test")}
+        assert found is None
 
 
 def test_what_is_no_text_in_the_environment_is_sent_or_refused():
@@ -123,115 +112,207 @@ def test_what_is_no_text_in_the_environment_is_sent_or_refused():
     with pytest.raises(AuthError, match="DOCKER_AUTH_CONFIG is not"):
         find(None, DOCKER_AUTH_CONFIG="\udcff")
     for env in ({"GITHUB_TOKEN": "\udcff"}, {"GITHUB_TOKEN": "x", "GITHUB_ACTOR": "\udcff"}):
-        found = find(None, "ghcr.io", **env)
-        assert found is not None
-        assert (found.basic or "").startswith("Basic ")
+        assert find(None, "ghcr.io", **env).basic.startswith("Basic ")
 
 
-# Tokens.
+# Token services and challenges.
+
+
+def jwt_of(claims):
+    return f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
+
 
 TOKENS = st.one_of(
-    st.sampled_from(
-        [
-            "abc",
-            SECRET,
-            "",
-            "a b",
-            "é",
-            "a\r\nb",
-            "a.e30.c",
-            "a..c",
-            "a.eyJleHAiOiAiSW5maW5pdHkifQ.c",
-            "a.W10.c",
-        ]
-    ),
-    st.binary(max_size=20).map(
-        lambda claims: f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
-    ),
-    trees("exp iat", leaves=st.sampled_from([1e9, 10**400, "9", -1])).map(
-        lambda claims: (
-            f"a.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c"
-        )
-    ),
+    st.sampled_from(["abc", SECRET, "", "a b", "é", "a\r\nb", "a.e30.c", "a..c", "a.W10.c"]),
+    st.binary(max_size=20).map(jwt_of),
+    as_json(trees("exp iat", leaves=st.sampled_from([1e9, 10**400, "9", -1]))).map(jwt_of),
 )
 LIVES = st.one_of(
-    st.none(),
-    st.integers(),
-    st.floats(),
+    st.none() | st.integers() | st.floats(),
     st.sampled_from(["300", "x", True, [], 10**400, "nan", "1e999", -1]),
+)
+BODIES = st.one_of(
+    st.fixed_dictionaries({"token": TOKENS, "expires_in": LIVES}),
+    st.fixed_dictionaries({"access_token": TOKENS, "refresh_token": LIVES}),
+    st.builds(lambda text: {"errors": [{"code": text, "message": text}]}, TOKENS | LIVES),
+    trees("token access_token expires_in refresh_token errors message error"),
 )
 ANSWERS = st.tuples(
     st.sampled_from([200, 200, 200, 204, 301, 400, 401, 403, 404, 429, 500]),
     st.dictionaries(st.just("retry-after"), st.sampled_from(["1", "x", "9" * 30]), max_size=1),
-    st.one_of(
-        st.builds(lambda token, life: {"token": token, "expires_in": life}, TOKENS, LIVES),
-        st.builds(
-            lambda token, more: {"access_token": token, "refresh_token": more, "errors": []},
-            TOKENS,
-            LIVES,
-        ),
-        st.builds(
-            lambda text: {"errors": [{"code": text, "message": text}], "details": text},
-            TOKENS | LIVES,
-        ),
-        trees("token access_token expires_in refresh_token errors message error"),
-    ).map(lambda document: json.dumps(document).encode())
-    | st.sampled_from([b"", b"[" * 5_000, b"\xff", b"null", b"1" * 5000]),
+    as_json(BODIES) | st.sampled_from([b"", b"[" * 5_000, b"\xff", b"null", b"1" * 5000]),
 )
+CHALLENGES = scraps(
+    ', scope=" repository:app:pull " aws error="insufficient_scope" error="invalid_token"',
+    'Bearer realm="https://registry.test/t"', "Basic x=y", most=5,
+)  # fmt: skip
+CREDENTIALS = [
+    None,
+    Credential("u", SECRET),
+    Credential(identity_token=SECRET),
+    Credential("\ud800", "\ud800", "\ud800"),
+    Credential("<token>", "", SECRET),
+]
 
 
 @fuzz(100)
 @given(
     st.lists(ANSWERS, max_size=5),
-    st.lists(scraps(', scope=" repository:app:pull " aws error="insufficient_scope" '
-'error="invalid_token"', 'Bearer realm="https://registry.test/t"', "Basic x=y", most=5), min_size=1, max_size=3),
-    st.sampled_from([None, Credential("u", SECRET), Credential(identity_token=SECRET), Credential("\ud800", "\ud800",
-    "\ud800"), Credential("<token>", "",
-    SECRET)]),
-)  # fmt: skip
+    st.lists(CHALLENGES, min_size=1, max_size=3),
+    st.sampled_from(CREDENTIALS),
+)
 def test_any_token_answers_give_a_header_or_one_error(answers, challenges, credential):
-    asked: list[str] = []
-    waiting = iter(answers)
+    asked, waiting = [], iter(answers)
 
-    async def fetch(method: str, url: str, headers: list[Pair], body: bytes, **_: object) -> Answer:
+    async def fetch(method, url, headers, body):
         asked.append(urlsplit(url).netloc)
         return Answer(*next(waiting, (404, {}, b"")))
 
-    async def work() -> None:
-        now, shown = 0.0, list[str]()
-        login = Authenticator(
-            origin=Origin("https", "registry.test", 443),
-            credential=credential,
-            fetch=fetch,
-            now=lambda: now,
-            wall=lambda: now,
-        )
+    async def work():
+        now, shown = 0.0, ""
+
+        def login_of(credential):
+            return Authenticator(
+                origin=Origin("https", "registry.test", 443),
+                credential=credential,
+                fetch=fetch,
+                now=lambda: now,
+                wall=lambda: now,
+            )
+
+        login = login_of(credential)
         login.plan_scope("other", "pull")
         used, needed = None, frozenset({("app", "pull")})
         for challenge in challenges:
             headers = SimpleNamespace(all=lambda _, challenge=challenge: [challenge])
-            refusal: Any = SimpleNamespace(status=401, headers=headers, body=b"")
+            refusal = SimpleNamespace(status=401, headers=headers, body=b"")
             try:
                 if login.refused(refusal, used, needed, "GET", []):
                     while (used := login.header(needed, now, for_body=True)) is NEEDED:
                         await login.obtain(needed, for_body=True)
             except SyncError as error:
-                shown.append(str(error))
+                shown += str(error)
                 continue
             assert used is None or (used.isascii() and used.isprintable())
             now += 100.0
-        assert "\n" not in "".join(shown)
-        assert credential is None or SECRET not in "".join(shown)
+        assert "\n" not in shown
+        assert credential is None or SECRET not in shown
         assert set(asked) <= {"registry.test"}
         assert len(asked) <= 8 * len(challenges)
-        later = Authenticator(
-            origin=Origin("https", "registry.test", 443),
-            credential=None,
-            fetch=fetch,
-            now=lambda: now,
-            wall=lambda: now,
-        )
+        later = login_of(None)
         later.restore(json.loads(json.dumps(login.login_facts)))
         assert later.login_facts == login.login_facts
 
     in_virtual_time(work)
+
+
+# Azure's files, variables and servers.
+
+FOLDER = "/home/u/.azure"
+NOBODY = (404, {}, b"")
+# What the directory gives may be repeated by the registry, as what we gave by the directory.
+GOOD = (200, {}, json.dumps({"access_token": SECRET, "refresh_token": "r"}).encode())
+
+
+def log_in(environ, files, *answers):
+    """Log in; return None after an error that may be shown."""
+    left, found = list(answers), []
+
+    async def fetch(method, url, headers, body, seconds=None):
+        # What is no URL is refused by what asks (`resolve_location`), not here.
+        return Answer(*(left.pop(0) if left else GOOD))
+
+    machine = CloudEnvironment(environ, "/home/u", files.get, lambda: 1000.0, fetch)
+    azure.is_configured(machine)
+
+    async def ask():
+        registry = Registry("a", "https", "a.azurecr.io", 443, "acr")
+        try:
+            found.append(await azure.log_in(machine, registry, probing_metadata=False))
+        except AuthError as error:
+            shown = f"{error.message} {error.hint}"
+            assert SECRET not in shown
+            assert len(shown) < 1200
+            assert not any(letter in shown for letter in "\r\n\x1b")
+
+    in_virtual_time(ask)
+    return found[0] if found else None
+
+
+HOST = "login.microsoftonline.com"
+LEAVES = st.sampled_from([SECRET, "AzureCloud", "me", "user", "h", HOST, "9999999999", "1"])
+FIELDS = (
+    "secret home_account_id environment username realm target expires_on last_modification_time"
+)
+ODD = st.none() | st.just("\ud800") | st.integers()
+ENTRY = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS.split(), LEAVES | LEAVES | ODD))
+KINDS = "Account RefreshToken AccessToken"
+SECTION = st.dictionaries(st.text(max_size=2), ENTRY, max_size=3)
+CACHES = trees(KINDS, leaves=LEAVES) | st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(KINDS.split(), SECTION)
+)
+MINE = {"environmentName": "AzureCloud", "tenantId": "t", "user": {"name": "me", "type": "user"}}
+PROFILE = {"subscriptions": [MINE]}
+PROFILES = trees("subscriptions environmentName tenantId user name type isDefault", leaves=LEAVES)
+
+
+def session(kind, **fields):
+    """Return what the command line keeps of a user with one token."""
+    mine = {"home_account_id": "h", "environment": HOST, "realm": "t"}
+    mine["target"] = "https://containerregistry.azure.net/.default"
+    account = {"Account": {"1": {"home_account_id": "h", "username": "me"}}}
+    return {**account, "AccessToken": {}, "RefreshToken": {}, kind: {"1": {**mine, **fields}}}
+
+
+@fuzz(50)
+@given(PROFILES | st.just(PROFILE), CACHES)
+@example({"subscriptions": [{**MINE, "tenantId": "\ud800"}]}, {})
+@example(PROFILE, session("RefreshToken", last_modification_time=math.inf, secret="s"))
+@example(PROFILE, session("RefreshToken", last_modification_time="1", secret=[1]))
+@example(PROFILE, session("AccessToken", expires_on=10**400, secret="s"))
+@example(PROFILE, session("AccessToken", expires_on="9999999999", secret=[1]))
+def test_any_session_of_azures_command_line_is_a_login_or_an_error(profile, cache):
+    files = {
+        f"{FOLDER}/azureProfile.json": json.dumps(profile).encode(),
+        f"{FOLDER}/msal_token_cache.json": json.dumps(cache).encode(),
+    }
+    log_in({}, files, NOBODY, (400, {}, b"no"))
+    log_in({}, files, NOBODY)
+
+
+TEXTS = scraps("https:// http:// / : ? \ud800 é [", SECRET, " ", "\n", other="ab", most=5)
+NAMES = (
+    "AZURE_CLIENT_SECRET IDENTITY_HEADER AZURE_CLIENT_ID AZURE_TENANT_ID AZURE_CONFIG_DIR "
+    "AZURE_FEDERATED_TOKEN_FILE IDENTITY_ENDPOINT AZURE_AUTHORITY_HOST"
+)
+SECRET_NAMES = ("AZURE_CLIENT_SECRET", "IDENTITY_HEADER")
+VARIABLES = {
+    name: TEXTS if name in SECRET_NAMES else TEXTS.map(lambda text: text.replace(SECRET, "a"))
+    for name in NAMES.split()
+}
+NO_TEXT = dict.fromkeys(("AZURE_CLIENT_SECRET", "AZURE_CLIENT_ID", "AZURE_TENANT_ID"), "\ud800")
+
+
+@fuzz(100)
+@given(st.fixed_dictionaries({}, optional=VARIABLES), st.binary(max_size=9))
+@example(NO_TEXT, b"")
+def test_any_environment_of_azure_is_a_login_or_an_error(environ, token):
+    log_in(environ, {environ.get("AZURE_FEDERATED_TOKEN_FILE", ""): token}, NOBODY)
+
+
+BY_SECRET = {"AZURE_CLIENT_SECRET": SECRET, "AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t"}
+SAID = st.sampled_from([SECRET, "AADSTS500011: no", "a.e30.c", f"a {SECRET} b\r\nc"])
+REFUSALS = "error error_description message errors code access_token refresh_token"
+
+
+@fuzz(100)
+@given(
+    st.sampled_from([200, 200, 400, 401, 403, 404, 429, 500, 503]),
+    st.binary(max_size=20) | as_json(trees(REFUSALS, leaves=SAID)),
+    st.text("1, GMT:", max_size=5),
+    st.booleans(),
+)
+def test_any_answer_of_azure_is_a_login_or_an_error(status, body, after, is_late):
+    answers = [GOOD, (status, {"retry-after": after}, body)]
+    found = log_in(BY_SECRET, {}, *answers[0 if is_late else 1 :])
+    assert found is None or found.credential.identity_token
