@@ -671,9 +671,7 @@ PROVOKED = [
 def provoked_by(case: Case) -> list[str]:
     """Return what the audit excuses in a cell."""
     _, where, what, _ = case.parts
-    if (
-        what == "blob_lost"
-    ):  # it is fetched and sent again, when a manifest that names it was refused
+    if what == "blob_lost":  # brought again when a manifest that names it was refused
         more = ["blob_uploaded_twice", "manifest_names_absent", "manifest_put_twice"]
         return [*PROVOKED, "blob_pulled_twice", *more]
     if what == "204":  # a registry that says so of a blob that it did not store
