@@ -672,8 +672,8 @@ def provoked_by(case: Case) -> list[str]:
     """Return what the audit excuses in a cell."""
     _, where, what, _ = case.parts
     if what == "blob_lost":  # brought again when a manifest that names it was refused
-        more = ["blob_uploaded_twice", "manifest_names_absent", "manifest_put_twice"]
-        return [*PROVOKED, "blob_pulled_twice", *more]
+        again = ["blob_pulled_twice", "blob_uploaded_twice", "manifest_put_twice"]
+        return [*PROVOKED, *again, "manifest_names_absent", "content_missing"]
     if what == "204":  # a registry that says so of a blob that it did not store
         return [*PROVOKED, "manifest_names_absent"]
     # Once for the disk and once for all targets; and a body that goes to a registry whose connections
