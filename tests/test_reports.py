@@ -476,7 +476,6 @@ def altered(path: str, value: object) -> dict[str, Any]:
         ("interrupted", 1, "interrupted is not true or false"),
         ("schema", 2, "its `schema` is 2, and only 1 can be read"),
     ],
-    ids=str,
 )
 def test_what_is_wrong_with_a_report_is_named(path, value, said):
     ran = show(altered(path, value), "html")
