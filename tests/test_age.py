@@ -343,6 +343,13 @@ async def test_a_digest_that_comes_back_within_ninety_days_keeps_its_age(mirror,
     assert (await mirror.copy("v1")).statuses() == [status]
 
 
+async def test_a_digest_that_goes_on_answering_keeps_its_age(mirror):
+    mirror.push("v1")
+    for _ in range(3):
+        assert (await mirror.told("v1", min_age="200d"))["until"] == "2026-07-20T00:00:00Z"
+        await anyio.sleep(60 * DAY)
+
+
 async def test_a_run_that_is_killed_has_saved_what_it_saw_a_second_before(mirror):
     image = mirror.push("v1")
     mirror.push("v2")
