@@ -4,72 +4,62 @@
 
 from __future__ import annotations
 
-import signal
+import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
-from tests.ends import Ran, Virtual, document, held, tags, virtual
+from conformance.content.images import Image
+from conformance.server.memory import Place
+from tests.ends import Ran, Virtual, document, held, run_regsync, stopped_at, tags
+from tests.mirrors import Mirror
+from tests.thinning import thorough
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
-
-class Scene:
-    """A source and two targets; the reports of runs are kept in a file."""
+class Retried(Mirror):
+    """A source and another, two targets; the report of a run is kept in a file."""
 
     def __init__(self, world: Virtual, directory: Path) -> None:
-        self.world = world
-        self.seed = Seed(21)
-        self.source = world.registry("source.test")
+        super().__init__(world, directory, "east", "west")
         self.other = world.registry("other.test")
-        self.east = world.registry("east.test")
-        self.west = world.registry("west.test")
-        self.file = directory / "mirror.yaml"
+        self.east, self.west = self.targets.values()
         self.report = directory / "report.json"
 
-    def push(self, repository: str, *names: str) -> Image:
+    def hold(self, repository: str, *names: str) -> Image:
         return self.seed.image().load_into(self.source.app, repository, *names)
 
-    def write(self, *mappings: Any) -> None:
-        ends = {"source": self.source, "east": self.east, "west": self.west, "other": self.other}
-        defaults = {"targets": ["east", "west"]}
-        self.file.write_text(document(ends, *mappings, defaults=defaults))
+    def write(self, *mappings: Any, **top: Any) -> None:
+        plain = {"targets": ["east", "west"], "artifacts": {"enabled": False}}
+        super().write(*mappings, registries={"other": self.other}, defaults=plain)
 
-    async def sync(self, *options: str) -> Ran:
+    async def first(self, *options: str) -> Ran:
         """Run what was written, keep the report, and count what is asked from now on."""
         ran = await self.world.run("sync", "--json", *options, "-c", str(self.file))
         self.report.write_text(ran.out)
-        for place in (self.source, self.east, self.west):
-            place.journal.clear()
+        self.clear()
         return ran
 
     async def retry(self, *options: str) -> Ran:
-        return await self.world.run(
-            "sync", "--json", "--retry-from", str(self.report), *options, "-c", str(self.file)
-        )
+        words = ("sync", "--json", "--retry-from", str(self.report))
+        return await self.world.run(*words, *options, "-c", str(self.file))
 
-    def asked(self) -> tuple[dict[str, int], ...]:
-        """Count what source, east and west were asked for, each request by its repository."""
-        return tuple(
-            dict(
-                Counter(
-                    f"{entry.method} {entry.kind} {entry.repository}"
-                    for entry in place.journal.entries
-                )
-            )
-            for place in (self.source, self.east, self.west)
-        )
+    def forgive(self) -> None:
+        """Let no registry fail any more."""
+        for place in (self.source, self.other, *self.targets.values()):
+            place.app.faults.clear()
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with virtual() as world:
-        yield Scene(world, tmp_path)
+def mirror(world: Virtual, tmp_path: Path) -> Retried:
+    return Retried(world, tmp_path)
+
+
+def asked(place: Place) -> dict[str, int]:
+    """Count what a place was asked for, each request by its repository."""
+    entries = place.journal.entries
+    return dict(Counter(f"{each.method} {each.kind} {each.repository}" for each in entries))
 
 
 def names(ran: Ran) -> list[tuple[str, str]]:
@@ -77,266 +67,295 @@ def names(ran: Ran) -> list[tuple[str, str]]:
     return sorted((each["target"], each["status"]) for each in ran.images)
 
 
-async def test_the_images_that_failed_are_asked_for_and_no_others(scene: Scene) -> None:
-    scene.push("a", "v1", "v2")
-    scene.push("b", "v1")
-    scene.write(
+EAST = {"targets": ["east"]}
+
+
+async def test_the_images_that_failed_are_asked_for_and_no_others(mirror):
+    mirror.hold("a", "v1", "v2")
+    mirror.hold("b", "v1")
+    mirror.write(
         {"from": "a", "tags": tags("v*", sort="alpha", latest=5)},
-        {"from": "b", "tags": tags("v1", "v2"), "targets": ["east"]},
+        {"from": "b", "tags": tags("v1", "v2"), **EAST},
     )
-    first = await scene.sync()
+    first = await mirror.first()
     assert (first.status, first.totals["images"]["failed"]) == (1, 1)
 
-    image = scene.push("b", "v2")
-    ran = await scene.retry()
+    image = mirror.hold("b", "v2")
+    ran = await mirror.retry()
     assert (ran.status, names(ran)) == (0, [("east.test/b:v2", "synced")])
     assert [each["selected"] for each in ran.report["mappings"]] == [1]
     blobs = len(image.blobs)
-    assert scene.asked() == (
-        {"GET manifest b": 1, "GET blob b": blobs},
-        {
-            "HEAD manifest b": 1,
-            "POST upload_start b": blobs,
-            "PUT upload b": blobs,
-            "PUT manifest b": 1,
-        },
-        {},
-    )
-    assert held(scene.east, "b", image)
+    assert asked(mirror.source) == {"GET manifest b": 1, "GET blob b": blobs}
+    sent = {"POST upload_start b": blobs, "PUT upload b": blobs, "PUT manifest b": 1}
+    assert asked(mirror.east) == {"HEAD manifest b": 1, **sent}
+    assert asked(mirror.west) == {}
+    assert held(mirror.east, "b", image)
 
     # A report without failures leaves nothing to do.
-    scene.report.write_text(ran.out)
-    again = await scene.retry("-v")
+    mirror.report.write_text(ran.out)
+    again = await mirror.retry("-v")
     assert (again.status, again.images) == (0, [])
     assert "no image failed or was left undone" in again.err
 
 
-async def test_a_mapping_that_could_not_be_listed_is_asked_for_as_a_whole(scene: Scene) -> None:
-    scene.push("a", "v1", "v2", "w1")
-    scene.push("b", "v1")
-    both = [{"from": name, "tags": tags("v*"), "targets": ["east"]} for name in "ab"]
-    scene.write(*both)
-    scene.source.app.faults.on("GET", "tag_list", repository="a").status(403)
-    first = await scene.sync()
-    assert ("east.test/a:*", "failed") in names(first)
+async def test_each_target_is_asked_for_its_own_failures(mirror):
+    image = mirror.hold("a", "v1", "v2", "v3")
+    mirror.write({"from": "a", "tags": tags("v*")})
+    mirror.east.app.faults.on("PUT", "manifest", reference="v1").status(403)
+    mirror.west.app.faults.on("PUT", "manifest", reference="v3").status(403)
+    assert (await mirror.first()).totals["images"]["failed"] == 2
+    mirror.forgive()
+    ran = await mirror.retry()
+    assert names(ran) == [("east.test/a:v1", "synced"), ("west.test/a:v3", "synced")]
+    one = {"HEAD manifest a": 1, "PUT manifest a": 1}
+    assert asked(mirror.east) == asked(mirror.west) == one
+    assert held(mirror.west, "a", image)
 
-    scene.source.app.faults.clear()
-    ran = await scene.retry()
+
+async def test_a_mapping_that_could_not_be_listed_is_asked_for_as_a_whole(mirror):
+    mirror.hold("a", "v1", "v2", "w1")
+    mirror.hold("b", "v1")
+    mirror.write(*({"from": name, "tags": tags("v*"), **EAST} for name in "ab"))
+    mirror.source.app.faults.on("GET", "tag_list", repository="a").status(403)
+    assert ("east.test/a:*", "failed") in names(await mirror.first())
+    mirror.forgive()
+    ran = await mirror.retry()
     assert names(ran) == [("east.test/a:v1", "synced"), ("east.test/a:v2", "synced")]
-    source, east, west = scene.asked()
-    assert source["GET tag_list a"] == 1
-    assert not [what for what in (*source, *east) if what.endswith(" b")]
-    assert west == {}
+    assert asked(mirror.source)["GET tag_list a"] == 1
+    for place in (mirror.source, mirror.east):
+        assert not [what for what in asked(place) if what.endswith(" b")]
+    assert asked(mirror.west) == {}
 
 
-async def test_what_an_interrupted_run_left_undone_is_asked_for(scene: Scene) -> None:
-    scene.push("a", "v1")
-    scene.push("b", "v1")
-    scene.seed.image().load_into(scene.other.app, "c", tag="v1")
-    rule = {"tags": tags("v*"), "targets": ["east"]}
-    scene.write(
+async def test_what_an_interrupted_run_left_undone_is_asked_for(mirror):
+    mirror.hold("a", "v1")
+    mirror.hold("b", "v1")
+    mirror.seed.image().load_into(mirror.other.app, "c", "v1")
+    rule = {"tags": tags("v*"), **EAST}
+    mirror.write(
         {"from": "a", **rule}, {"from": "b", **rule}, {"from": "c", "source": "other", **rule}
     )
-    scene.source.app.faults.on("GET", "manifest", repository="b").delay(50)
-    scene.other.app.faults.on("GET", "tag_list").delay(50)
-
-    async def interrupt() -> None:
-        await anyio.sleep(10)
-        signal.raise_signal(signal.SIGTERM)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(interrupt)
-        first = await scene.sync()
+    mirror.source.app.faults.on("GET", "manifest", repository="b").delay(50)
+    mirror.other.app.faults.on("GET", "tag_list").delay(50)
+    async with stopped_at(10):
+        first = await mirror.first()
     assert (first.status, names(first)) == (143, [("east.test/a:v1", "synced")])
-    undone = [(each["source"], each["target"]) for each in first.report["undone"]]
-    assert sorted(undone) == [
+    undone = sorted(first.report["undone"], key=str)
+    assert [(each["source"], each["target"]) for each in undone] == [
         ("other.test/c:*", "east.test/c:*"),
         ("source.test/b:v1", "east.test/b:v1"),
     ]
-
     # A retry that is interrupted as well leaves the same undone.
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(interrupt)
-        second = await scene.retry()
-    assert sorted(second.report["undone"], key=str) == sorted(first.report["undone"], key=str)
+    async with stopped_at(10):
+        second = await mirror.retry()
+    assert sorted(second.report["undone"], key=str) == undone
 
-    for place in (scene.source, scene.other):
-        place.app.faults.clear()
-        place.journal.clear()
-    ran = await scene.retry()
+    mirror.forgive()
+    mirror.clear()
+    ran = await mirror.retry()
     assert names(ran) == [("east.test/b:v1", "synced"), ("east.test/c:v1", "synced")]
-    source, east, _ = scene.asked()
-    assert not [what for what in (*source, *east) if what.endswith(" a")]
-    assert "GET tag_list b" not in source
+    for place in (mirror.source, mirror.east):
+        assert not [what for what in asked(place) if what.endswith(" a")]
+    assert "GET tag_list b" not in asked(mirror.source)
 
 
-async def test_what_is_no_longer_selected_is_told_and_not_asked_for(scene: Scene) -> None:
-    scene.push("a", "v1")
-    scene.write(
+async def test_what_is_no_longer_selected_is_told_and_not_asked_for(mirror):
+    mirror.hold("a", "v1")
+    mirror.write(
         {"from": "a", "tags": tags("v1", "v7", "v8", "v9")},
-        {"from": "b", "tags": tags("v1"), "targets": ["east"]},
+        {"from": "b", "tags": tags("v1"), **EAST},
     )
-    first = await scene.sync()
-    assert first.totals["images"]["failed"] == 7
-
-    scene.push("a", "v7", "v8", "v9")
-    scene.write({"from": "a", "tags": tags("v*", exclude=["v8"]), "targets": ["west"]})
-    ran = await scene.retry("--no-progress")
+    assert (await mirror.first()).totals["images"]["failed"] == 7
+    mirror.hold("a", "v7", "v8", "v9")
+    mirror.write({"from": "a", "tags": tags("v*", exclude=["v8"]), "targets": ["west"]})
+    ran = await mirror.retry("--no-progress")
     assert names(ran) == [("west.test/a:v7", "synced"), ("west.test/a:v9", "synced")]
     (line,) = [line for line in ran.err.splitlines() if "no mapping selects" in line]
     assert (ran.status, line.startswith("error: ")) == (1, True)
-    shown = line.partition("any more: ")[2].split("; ")
-    assert sorted(shown) == [
+    assert sorted(line.partition("any more: ")[2].split("; ")) == [
         "source.test/a:v7 -> east.test/a:v7",
         "source.test/a:v8 -> east.test/a:v8",
         "source.test/a:v8 -> west.test/a:v8",
         "source.test/a:v9 -> east.test/a:v9",
         "source.test/b:v1 -> east.test/b:v1",
     ]
-    source, east, _ = scene.asked()
-    assert "GET tag_list a" not in source
-    assert east == {}
+    assert "GET tag_list a" not in asked(mirror.source)
+    assert asked(mirror.east) == {}
 
 
-async def test_a_shard_asks_for_its_own_and_says_nothing_of_the_others(scene: Scene) -> None:
-    scene.write(*({"from": name, "tags": tags("v1")} for name in "abcd"))
-    await scene.sync()
+async def test_a_shard_asks_for_its_own_and_says_nothing_of_the_others(mirror):
+    mirror.write(*({"from": name, "tags": tags("v1")} for name in "abcd"))
+    await mirror.first()
     for name in "abcd":
-        scene.push(name, "v1")
-    found = list[tuple[str, str]]()
+        mirror.hold(name, "v1")
+    found = set[tuple[str, str]]()
     for shard in ("0/2", "1/2"):
-        ran = await scene.retry("--shard", shard)
+        ran = await mirror.retry("--shard", shard)
         assert (len(ran.images), "no mapping selects" in ran.err) == (4, False)
-        found += names(ran)
-    assert len(set(found)) == 8
+        found |= {*names(ran)}
+    assert len(found) == 8
 
 
-async def test_a_dry_run_says_what_would_be_asked_for_and_changes_nothing(scene: Scene) -> None:
-    scene.push("a", "v1")
-    scene.write({"from": "a", "tags": tags("v1", "v2"), "targets": ["east"]})
-    await scene.sync()
-    scene.push("a", "v2")
-    ran = await scene.retry("--dry-run")
-    assert names(ran) == [("east.test/a:v2", "would_sync")]
-    assert {what.partition(" ")[0] for counts in scene.asked() for what in counts} <= {
-        "GET",
-        "HEAD",
-    }
-    assert scene.east.app.tags("a").keys() == {"v1"}
+async def test_a_dry_run_says_what_would_be_asked_for_and_changes_nothing(mirror):
+    mirror.hold("a", "v1")
+    mirror.write({"from": "a", "tags": tags("v1", "v2"), **EAST})
+    await mirror.first()
+    mirror.hold("a", "v2")
+    assert names(await mirror.retry("--dry-run")) == [("east.test/a:v2", "would_sync")]
+    for place in (mirror.source, mirror.east):
+        assert {entry.method for entry in place.journal.entries} <= {"GET", "HEAD"}
+    assert mirror.east.app.tags("a").keys() == {"v1"}
 
 
-@pytest.mark.parametrize(("owner", "listings"), [(("v1",), 0), (("v*",), 1)], ids=str)
-async def test_a_conflict_of_mappings_stays_one(
-    scene: Scene, owner: tuple[str, ...], listings: int
-) -> None:
-    """The second mapping alone is in the report. It must not take the tag from the first (I10)."""
-    ours = scene.push("a", "v1")
-    scene.push("b", "v1", "v2")
-    scene.write(
-        {"from": "a", "to": "c", "tags": tags(*owner), "targets": ["east"]},
-        {"from": "b", "to": "c", "tags": tags("v1", "v2"), "targets": ["east"]},
-    )
-    first = await scene.sync()
-    assert names(first) == [
+# Two mappings of which the first owns a tag of the second (I10).
+
+OTHER = {"from": "b", "to": "c", "tags": tags("v1", "w1"), **EAST}
+
+
+def owning(*globs: str) -> dict[str, Any]:
+    return {"from": "a", "to": "c", "tags": tags(*globs), **EAST}
+
+
+@pytest.mark.parametrize(("owner", "listings"), [("v1", {}), ("v*", {"GET tag_list a": 1})])
+async def test_a_conflict_of_mappings_stays_one(mirror, owner, listings):
+    """The second mapping alone is in the report. It must not take the tag from the first."""
+    ours = mirror.hold("a", "v1")
+    mirror.hold("b", "v1", "w1")
+    mirror.write(owning(owner), OTHER)
+    assert names(await mirror.first()) == [
         ("east.test/c:v1", "failed"),
         ("east.test/c:v1", "synced"),
-        ("east.test/c:v2", "synced"),
+        ("east.test/c:w1", "synced"),
     ]
-    ran = await scene.retry()
+    ran = await mirror.retry()
     assert (ran.status, names(ran)) == (2, [("east.test/c:v1", "failed")])
     assert "mappings[0] writes this tag too" in ran.images[0]["error"]["message"]
-    assert scene.east.app.tags("c")["v1"] == ours.top
-    source, east, _ = scene.asked()
-    assert (source, east) == ({"GET tag_list a": 1} if listings else {}, {})
+    assert mirror.east.app.tags("c")["v1"] == ours.top
+    assert (asked(mirror.source), asked(mirror.east)) == (listings, {})
 
 
-OWNER = {"from": "a", "to": "c", "tags": tags("v*"), "targets": ["east"]}
-OTHER = {"from": "b", "to": "c", "tags": tags("v1", "w1"), "targets": ["east"]}
-
-
-async def test_an_owner_that_cannot_be_listed_is_no_failure_of_the_retry(scene: Scene) -> None:
-    scene.push("a", "v9")
-    image = scene.push("b", "w1")
-    scene.write(OWNER, OTHER)
-    assert ("east.test/c:v1", "failed") in names(await scene.sync())
-    scene.push("b", "v1")
-    scene.source.app.faults.on("GET", "tag_list").status(403)
-    ran = await scene.retry()
+async def test_an_owner_that_cannot_be_listed_is_no_failure_of_the_retry(mirror):
+    mirror.hold("a", "v9")
+    image = mirror.hold("b", "w1")
+    mirror.write(owning("v*"), OTHER)
+    assert ("east.test/c:v1", "failed") in names(await mirror.first())
+    mirror.hold("b", "v1")
+    mirror.source.app.faults.on("GET", "tag_list").status(403)
+    ran = await mirror.retry()
     assert (ran.status, names(ran)) == (0, [("east.test/c:v1", "synced")])
-    assert held(scene.east, "c", image)
+    assert held(mirror.east, "c", image)
 
 
-async def test_an_interrupted_retry_leaves_undone_what_it_wanted_and_not_whole_mappings(
-    scene: Scene,
-) -> None:
-    scene.push("a", "v9")
-    scene.push("b", "w1")
-    scene.write(OWNER, OTHER)
-    await scene.sync()
-    scene.source.app.faults.on("GET", "tag_list").delay(50)
-
-    async def interrupt() -> None:
-        await anyio.sleep(10)
-        signal.raise_signal(signal.SIGTERM)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(interrupt)
-        ran = await scene.retry()
+async def test_an_interrupted_retry_leaves_undone_what_it_wanted_and_not_whole_mappings(mirror):
+    mirror.hold("a", "v9")
+    mirror.hold("b", "w1")
+    mirror.write(owning("v*"), OTHER)
+    await mirror.first()
+    mirror.source.app.faults.on("GET", "tag_list").delay(50)
+    async with stopped_at(10):
+        ran = await mirror.retry()
     ends = {"source": "source.test/b:v1", "target": "east.test/c:v1"}
     assert (ran.status, ran.report["undone"]) == (143, [{**ends, "status": "undone"}])
 
 
-async def test_each_target_is_asked_for_its_own_failures(scene: Scene) -> None:
-    image = scene.push("a", "v1", "v2", "v3")
-    scene.write({"from": "a", "tags": tags("v*")})
-    scene.east.app.faults.on("PUT", "manifest", reference="v1").status(403)
-    scene.west.app.faults.on("PUT", "manifest", reference="v3").status(403)
-    assert (await scene.sync()).totals["images"]["failed"] == 2
-    for place in (scene.east, scene.west):
-        place.app.faults.clear()
-    ran = await scene.retry()
-    assert names(ran) == [("east.test/a:v1", "synced"), ("west.test/a:v3", "synced")]
-    one = {"HEAD manifest a": 1, "PUT manifest a": 1}
-    assert scene.asked()[1:] == (one, one)
-    assert held(scene.west, "a", image)
+# With a lock, a layout, an age.
 
 
-async def test_with_a_lock_no_source_is_asked_what_a_tag_names(scene: Scene) -> None:
-    image = scene.push("a", "v1", "v2")
-    scene.write({"from": "a", "tags": tags("v*"), "targets": ["east"]})
-    assert (await scene.world.run("lock", "-q", "-c", str(scene.file))).status == 0
-    scene.east.app.faults.on("PUT", "manifest", reference="v2").status(403)
-    assert (await scene.sync("--locked")).totals["images"]["failed"] == 1
-    scene.east.app.faults.clear()
-    scene.push("a", "v2")
-
-    ran = await scene.retry("--locked")
+async def test_with_a_lock_no_source_is_asked_what_a_tag_names(mirror):
+    image = mirror.hold("a", "v1", "v2")
+    mirror.write({"from": "a", "tags": tags("v*"), **EAST})
+    assert (await mirror.run("lock")).status == 0
+    mirror.east.app.faults.on("PUT", "manifest", reference="v2").status(403)
+    assert (await mirror.first("--locked")).totals["images"]["failed"] == 1
+    mirror.forgive()
+    mirror.hold("a", "v2")
+    ran = await mirror.retry("--locked")
     assert names(ran) == [("east.test/a:v2", "synced")]
     assert ran.images[0]["digest"] == image.top
-    source, east, _ = scene.asked()
-    assert "HEAD manifest a" not in source
-    assert {entry.reference for entry in scene.source.journal.entries} <= set(image.contents())
-    assert (east["HEAD manifest a"], east["PUT manifest a"]) == (1, 1)
+    assert "HEAD manifest a" not in asked(mirror.source)
+    assert {entry.reference for entry in mirror.source.journal.entries} <= set(image.contents())
+    assert asked(mirror.east) == {"HEAD manifest a": 1, "PUT manifest a": 1}
 
 
-async def test_an_image_layout_is_a_target_like_others(scene: Scene, tmp_path: Path) -> None:
-    scene.push("a", "v1")
+async def test_an_image_layout_is_a_target_like_others(mirror, tmp_path):
+    mirror.hold("a", "v1")
     layout = f"oci-layout:{tmp_path / 'layout'}"
     mapping = {"from": "a", "tags": tags("v1", "v2")}
-    scene.file.write_text(document({"source": scene.source, "disk": layout}, mapping))
-    assert (await scene.sync()).statuses() == ["synced", "failed"]
-    scene.push("a", "v2")
-    ran = await scene.retry()
-    assert names(ran) == [(f"{layout}//a:v2", "synced")]
+    mirror.file.write_text(document({"source": mirror.source, "disk": layout}, mapping))
+    assert (await mirror.first()).statuses() == ["synced", "failed"]
+    mirror.hold("a", "v2")
+    assert names(await mirror.retry()) == [(f"{layout}//a:v2", "synced")]
 
 
-async def test_a_digest_that_is_too_young_waits_in_a_retry_too(
-    scene: Scene, tmp_path: Path
-) -> None:
-    scene.write({"from": "a", "tags": tags("v1"), "targets": ["east"], "min_age": "1d"})
-    assert (await scene.sync()).status == 2
-    scene.push("a", "v1")
-    assert (await scene.retry()).images[0]["reason"] == "min_age"
+async def test_a_digest_that_is_too_young_waits_in_a_retry_too(mirror):
+    mirror.write({"from": "a", "tags": tags("v1"), **EAST, "min_age": "1d"})
+    assert (await mirror.first()).status == 2
+    mirror.hold("a", "v1")
+    assert (await mirror.retry()).images[0]["reason"] == "min_age"
     # What was held back did not fail.
-    scene.report.write_text((await scene.sync()).out)
-    assert (await scene.retry()).images == []
+    await mirror.first()
+    assert (await mirror.retry()).images == []
+
+
+# What is taken for a report: anything else is an error before any request. What else is none is in
+# test_reports.py, which shows reports.
+
+# Nobody answers there.
+ENDS = {"source": "http://127.0.0.1:9", "target": "http://127.0.0.1:19"}
+
+
+@pytest.mark.parametrize("case", ["no report", "not there", thorough(pytest.param("too large"))])
+def test_what_is_no_report_is_an_error_before_any_request(tmp_path, case):
+    config, file = tmp_path / "mirror.yaml", tmp_path / "report.json"
+    config.write_text(document(ENDS, {"from": "app", "tags": tags("v1")}))
+    if case != "not there":
+        file.write_text("synced a -> b")
+    if case == "too large":
+        with file.open("r+b") as stream:
+            stream.truncate((256 << 20) + 1)
+    ran = run_regsync("sync", "-q", "-c", str(config), "--retry-from", str(file))
+    assert (ran.status, ran.out) == (3, "")
+    line, *_ = ran.err.splitlines()
+    assert line.startswith("error: CONFIG_ERROR: ")
+    assert str(file) in line
+    words = {"no report": "JSON", "too large": "268435456 bytes", "not there": "No such file"}
+    assert words[case] in line
+
+
+def test_configuration_and_report_cannot_both_come_from_standard_input():
+    text = document(ENDS, {"from": "app"})
+    ran = run_regsync("sync", "-c", "-", "--retry-from", "-", stdin=text)
+    assert ran.status == 3
+    assert "configuration and report cannot both come from standard input" in ran.err
+
+
+HOSTILE = [
+    "source/app:v1",
+    "",
+    ":",
+    "127.0.0.1:9/app",
+    "127.0.0.1:9/app:" + "v" * 5000,
+    "127.0.0.1:9/app:[ab]{c,d}",
+    "127.0.0.1:9/app:../../etc\x1b[31m\n",
+    "127.0.0.1:9/app@sha256:" + "0" * 64,
+    "127.0.0.1:9/app:\ud800",
+]
+
+
+def test_names_that_no_mapping_has_are_told_safely_and_never_asked_for(tmp_path):
+    undone = [
+        {"status": "undone", "source": name, "target": name.replace("9", "19")} for name in HOSTILE
+    ]
+    layers = {"transferred": 0, "unique": 0, "mounted": 0, "skipped": 0}
+    totals = {"images": {}, "bytes": 0, "requests": {}, "throttled": {}, "layers": layers}
+    report = {
+        **{"schema": 1, "run_id": "r", "started_at": "t", "duration_s": 0, "totals": totals},
+        **{"interrupted": True, "dry_run": False, "images": [], "undone": undone, "mappings": []},
+    }
+    config, file = tmp_path / "mirror.yaml", tmp_path / "report.json"
+    config.write_text(document(ENDS, {"from": "app", "tags": tags("*")}))
+    file.write_text(json.dumps(report))
+    ran = run_regsync("sync", "--json", "-c", str(config), "--retry-from", str(file))
+    assert (ran.status, ran.images, ran.totals["requests"]) == (1, [], {})
+    assert "\x1b" not in ran.err
+    assert ran.err.count("\n") == 2

@@ -1,57 +1,291 @@
-"""Exit statuses, totals, the JSON report and its schema, and the words for sizes and durations."""
+"""Exit statuses, totals, the JSON report, causes that images share, and the words for sizes and
+durations.
+"""
 
 from __future__ import annotations
 
-import pytest
+import json
+from typing import Any
 
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
+from _regsync.sync.report import MappingSelection, Outcome, Report, general_message, shared_causes
 from _regsync.text import duration_text, size_text
+from tests.program import report_schema
+from tests.published import check
+
+
+def refused(repository: str, message: str, host: str = "t.example") -> RegistryError:
+    error = RegistryError(message, status=403)
+    return error.add_context(Side.TARGET, "push blob", f"{host}/{repository}:v1")
+
+
+AUTH = AuthError("refused")
+FORBIDDEN = refused("r", "denied")
+MISSING = RegistryError("no such tag", status=404)
+SOURCE = MISSING.add_context(Side.SOURCE, "look up", "s.example/r:1")
+CONTENT = ContentError("wrong digest")
+INTERNAL = RegsyncError("this should not happen")
+
+
+def outcome(status: str, error: RegsyncError | None = None, **details: Any) -> Outcome:
+    source, target = "s.example/app:1", "t.example/app:1"
+    return Outcome(source=source, target=target, status=status, error=error, **details)
+
+
+def report(*found: str | RegsyncError) -> Report:
+    made = Report()
+    for each in found:
+        made.outcomes.append(outcome(each) if isinstance(each, str) else outcome("failed", each))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        pytest.param((), 0, id="nothing to do"),
+        pytest.param(("skipped", "skipped"), 0, id="all skipped"),
+        pytest.param(("synced", "skipped"), 0, id="synced"),
+        pytest.param(("synced", SOURCE), 1, id="some failed"),
+        pytest.param(("synced", AUTH), 1, id="some refused"),
+        pytest.param((SOURCE, CONTENT), 2, id="all failed"),
+        pytest.param((SOURCE, AUTH), 2, id="all failed, not all of them refused"),
+        pytest.param((AUTH, FORBIDDEN), 4, id="all refused"),
+        pytest.param(("synced", INTERNAL), 2, id="an unclassified error among successes"),
+        pytest.param((AUTH, INTERNAL), 2, id="an unclassified error among refusals"),
+    ],
+)
+def test_exit_status(found, status):
+    assert report(*found).exit_status() == status
+
+
+def test_the_lines_of_an_image_are_the_specifications():
+    done = outcome("synced", bytes=31_500_000, duration=133.0)
+    assert done.line() == "synced s.example/app:1 -> t.example/app:1 (31.5 MB, 2m13s)"
+    assert outcome("failed", SOURCE).line() == (
+        "failed s.example/app:1 -> t.example/app:1: SOURCE_ERROR: look up s.example/r:1: no such tag"
+    )
+
+
+def filled() -> Report:
+    made = report("skipped", "skipped", SOURCE)
+    made.interrupted = False
+    first = outcome("synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500)
+    made.outcomes.append(first._replace(started=0.5, duration=1.23456))
+    made.outcomes.append(outcome("synced", transferred=("b",), mounted=1, bytes=500))
+    made.outcomes.append(outcome("failed", AUTH, transferred=("c",), bytes=50))
+    return made
+
+
+def test_the_summary_is_the_specifications():
+    assert filled().summary(0.31) == [
+        "Images: 2 synced, 2 skipped, 2 failed",
+        "Layers: 4 transferred (3 unique references), 4 mounted",
+        "Data: 2.0 KB transferred",
+        "Time: 0.3s elapsed",
+    ]
+
+
+def written(made: Report) -> dict[str, Any]:
+    found = made.as_json(
+        run_id="r1",
+        started_at="2026-01-02T03:04:05Z",
+        elapsed=12.34567,
+        requests={"t": {"manifest_put": 2, "blob_head": 1}, "s": {"blob_get": 4}},
+        throttled={"t": 3},
+    )
+    found["images"] = list(found["images"])
+    assert json.loads(json.dumps(found)) == found
+    return found
+
+
+def test_the_json_report_has_the_published_shape():
+    made = filled()
+    # In the order of the configuration: listings end in any order (I10).
+    made.selections[1] = MappingSelection("s/lib", "lib", 2, {})
+    made.selections[0] = MappingSelection("s/app", "app", 1, {"glob": 2})
+    made.saved = {"present": 40, "mounted": 7}
+    found = written(made)
+    images = found.pop("images")
+    assert found == {
+        "schema": 1,
+        "run_id": "r1",
+        "started_at": "2026-01-02T03:04:05Z",
+        "duration_s": 12.346,
+        "interrupted": False,
+        "dry_run": False,
+        "mappings": [
+            {"from": "s/app", "to": "app", "selected": 1, "dropped": {"glob": 2}},
+            {"from": "s/lib", "to": "lib", "selected": 2, "dropped": {}},
+        ],
+        "totals": {
+            "images": {"synced": 2, "skipped": 2, "failed": 2},
+            "layers": {"transferred": 4, "unique": 3, "mounted": 4, "skipped": 1},
+            "bytes": 2050,
+            "saved": {"present": 40, "mounted": 7},
+            "requests": {"s": {"blob_get": 4}, "t": {"blob_head": 1, "manifest_put": 2}},
+            "throttled": {"t": 3},
+        },
+    }
+    assert list(found["totals"]["requests"]) == ["s", "t"]
+    assert list(found["totals"]["requests"]["t"]) == ["blob_head", "manifest_put"]
+    assert len(images) == 6
+    assert images[3] == {
+        "source": "s.example/app:1",
+        "target": "t.example/app:1",
+        "digest": None,
+        "status": "synced",
+        "reason": None,
+        "error": None,
+        "bytes": 1500,
+        "started_s": 0.5,
+        "duration_s": 1.235,
+        "blobs": {"transferred": 2, "mounted": 3, "skipped": 1},
+        "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},
+    }
+    empty = written(Report())
+    assert empty.keys() == {*found, "images"}
+    assert empty["totals"].keys() == found["totals"].keys()
+    assert empty["totals"]["images"] == {"synced": 0, "skipped": 0, "failed": 0}
+
+
+def test_the_source_digest_shows_only_where_it_differs():
+    same = outcome("synced", digest="sha256:a", source_digest="sha256:a").as_json()
+    trimmed = outcome("synced", digest="sha256:a", source_digest="sha256:b").as_json()
+    assert "source_digest" not in same
+    assert (trimmed["digest"], trimmed["source_digest"]) == ("sha256:a", "sha256:b")
+
+
+def test_an_error_says_what_is_known_of_it():
+    late = TimedOut("no answer").add_context(Side.SOURCE, "fetch blob", "s/r")
+    late.retries = 4
+    unknown = {"hint": None, "status": None, "side": None, "retries": 0}
+    for error, code, message, known in (
+        (
+            late,
+            "NETWORK_ERROR",
+            "fetch blob s/r: no answer (tried 5 times)",
+            {"side": "source", "retries": 4},
+        ),
+        (
+            FORBIDDEN,
+            "AUTH_ERROR",
+            "push blob t.example/r:v1: denied",
+            {"side": "target", "status": 403, "hint": FORBIDDEN.hint},
+        ),
+        (INTERNAL, "INTERNAL_ERROR", "this should not happen", {}),
+    ):
+        told = outcome("failed", error).as_json()["error"]
+        assert told == {"code": code, "message": message, **unknown, **known}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda told: told.pop("run_id"),
+        lambda told: told.update(schema=2),
+        lambda told: told["images"][0].update(status="done"),
+        lambda told: told["images"][0]["error"].update(side="middle"),
+        lambda told: told["images"][0]["blobs"].pop("mounted"),
+        lambda told: told["totals"]["requests"].update(host={"head": "many"}),
+        lambda told: told["mappings"][0]["dropped"].update(glob=1.5),
+    ],
+)
+def test_the_schema_refuses_what_is_not_so(spoil):
+    made = report(FORBIDDEN)
+    made.selections[0] = MappingSelection("s/app", "app", 1, {"glob": 2})
+    told = written(made)
+    check("report", told)
+    spoil(told)
+    assert not Draft202012Validator(report_schema()).is_valid(told)
+
+
+# Causes that images share.
+
+
+def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not():
+    made = report("synced", "skipped", AUTH, CONTENT, CONTENT, CONTENT, SOURCE, INTERNAL, INTERNAL)
+    assert shared_causes(made.failures) == [
+        ("CONTENT_ERROR: wrong digest", 3),
+        ("INTERNAL_ERROR: this should not happen", 2),
+    ]
+
+
+def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys_name():
+    words = "status 404: the repository with name '{}' does not exist"
+    made = report(
+        *(refused(name, words.format(name)) for name in ("team/a", "team/b", "c")),
+        refused("a", "a denial at a"),
+        refused("b", "a denial at b"),
+        refused("d/a", "x/d/a d/ab"),
+        refused("c", "denied"),
+        refused("c", "denied", "u.example"),
+        AuthError("denied"),
+        refused("e", "x/d/a d/ab"),
+    )
+    assert shared_causes(made.failures) == [
+        ("AUTH_ERROR t.example: status 404: the repository with name '...' does not exist", 3),
+        ("AUTH_ERROR t.example: x/d/a d/ab", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "general"),
+    [
+        ("push blob t.example/team/app:v1: denied", "push blob t.example/...: denied"),
+        ("read team/app@sha256:0123456789abcdef", "read ..."),
+        ("get t.example:5000/team/app: denied", "get t.example:5000/team/app: denied"),
+        ("x/team/app team/app-2 my-team/app", "x/team/app team/app-2 my-team/app"),
+        ("blob sha256:0123456789abcdef is gone", "blob sha256:... is gone"),
+        ("write oci-layout:/a//b//team/app:v1", "write oci-layout:/a//b//..."),
+    ],
+)
+def test_a_cause_is_told_without_the_image_that_it_befell(message, general):
+    references = ("t.example/team/app:v1", "oci-layout:/a//b//team/app:v1")
+    assert general_message(message, *references) == general
+
+
+# Sizes and durations.
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
     [
         (0, "0 B"),
-        (1, "1 B"),
-        (512, "512 B"),
         (999, "999 B"),
         (1000, "1.0 KB"),
         (1049, "1.0 KB"),
         (1051, "1.1 KB"),
         (999_949, "999.9 KB"),
         (999_950, "1.0 MB"),
-        (999_999, "1.0 MB"),
         (31_500_000, "31.5 MB"),
-        (999_949_999, "999.9 MB"),
         (999_950_000, "1.0 GB"),
         (999_949_999_999, "999.9 GB"),
         (999_950_000_000, "1.0 TB"),
         (12_345_600_000_000_000, "12345.6 TB"),
     ],
 )
-def test_a_size_has_one_decimal_and_never_a_thousand_of_a_unit(count: int, text: str) -> None:
+def test_a_size_has_one_decimal_and_never_a_thousand_of_a_unit(count, text):
     assert size_text(count) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "0.0s"),
         (0.04, "0.0s"),
         (0.3, "0.3s"),
         (9.94, "9.9s"),
         (9.95, "10s"),
-        (10.4, "10s"),
-        (47.0, "47s"),
         (59.4, "59s"),
         (59.5, "1m00s"),
-        (60.0, "1m00s"),
         (133.0, "2m13s"),
         (3599.4, "59m59s"),
         (3599.6, "1h00m"),
-        (5400.0, "1h30m"),
         (7199.0, "1h59m"),
         (360_000.0, "100h00m"),
     ],
 )
-def test_a_duration_never_shows_sixty_of_a_unit(seconds: float, text: str) -> None:
+def test_a_duration_never_shows_sixty_of_a_unit(seconds, text):
     assert duration_text(seconds) == text

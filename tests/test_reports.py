@@ -1,0 +1,514 @@
+"""The JSON report of a run, held against its published schema and against what happened; and
+`regsync report`, which shows it as Markdown, JUnit and HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import html5lib
+import pytest
+from markdown_it import MarkdownIt
+
+from conformance.content.images import Seed, encode
+from tests.ends import Ran, run_regsync, sync, tags
+from tests.ends import document as configuration
+from tests.published import check, mixed_run
+
+# What a run has written.
+
+
+def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source, target):
+    ran = mixed_run(source, target)
+    check("report", ran.report)
+    found = {each["target"].partition("/")[2]: each for each in ran.images}
+    assert {name: each["status"] for name, each in found.items()} == {
+        "app:v1": "skipped",
+        "ill:v1": "failed",
+        "multi:v1": "synced",
+        "none:*": "failed",
+        "part:v1": "synced",
+    }
+    assert (found["app:v1"]["reason"], found["multi:v1"]["reason"]) == ("unchanged", None)
+    mappings = {each["to"]: each for each in ran.report["mappings"]}
+    assert list(mappings) == ["app", "multi", "ill", "none", "part"]
+    assert mappings["none"]["error"] == found["none:*"]["error"]
+    assert (mappings["none"]["selected"], mappings["none"]["dropped"]) == (0, {})
+    assert [name for name, each in mappings.items() if "error" in each] == ["none"]
+    error = found["ill:v1"]["error"]
+    known = {"code": "TARGET_ERROR", "status": 500, "side": "target", "retries": 4}
+    assert error == {**known, "message": error["message"], "hint": error["hint"]}
+    assert target.journal.count("POST", "upload_start", status=500) >= 5
+    index, part = found["multi:v1"], found["part:v1"]
+    assert part["source_digest"] == index["digest"] != part["digest"]
+    assert "source_digest" not in index
+    for image in ran.images:
+        assert sum(image["artifacts"].values()) == 0
+        assert 0 <= image["started_s"] <= image["started_s"] + image["duration_s"]
+        assert image["started_s"] + image["duration_s"] <= ran.report["duration_s"] + 0.01
+
+
+def test_bytes_that_need_not_be_sent_count_once_for_each_target_repository(source, target):
+    image = Seed(1).image()
+    for name in ("first", "second"):
+        image.load_into(source.app, name, "v1")
+    ends = {"source": source, "target": target}
+    cold = sync(ends, *({"from": name, "tags": tags("v1")} for name in ("first", "second"))).totals
+    assert (cold["bytes"], cold["saved"]) == (image.size, {"present": 0, "mounted": image.size})
+
+    # Two tags of the first repository name blobs that are there.
+    body = encode({**image.document, "annotations": {"made": "again"}})
+    image.with_manifest(body, image.media_type).load_into(source.app, "first", "v2", "v3")
+    warm = sync(ends, {"from": "first", "tags": tags("v*")}).totals
+    assert (warm["bytes"], warm["saved"]) == (0, {"present": image.size, "mounted": 0})
+
+
+def test_the_number_of_requests_in_the_report_is_that_of_the_journal(source, target):
+    Seed(1).image().load_into(source.app, "app", "v1")
+    ran = run_regsync("copy", "--json", f"{source.address}/app:v1", f"{target.address}/app")
+    for server in (source, target):
+        told = sum(ran.totals["requests"][server.address].values())
+        assert told == len(server.journal.entries)
+    check("report", ran.report)
+
+
+def test_what_a_run_would_do_and_cost_is_as_published(source, target):
+    Seed(1).image().load_into(source.app, "app", "v1").load_into(target.app, "app", "v1")
+    Seed(4).image().load_into(source.app, "app", "v2", "v3")
+    text = configuration({"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
+    ran = run_regsync("sync", "--dry-run", "--json", "-q", "-c", "-", stdin=text)
+    check("report", ran.report)
+    assert ran.report["dry_run"] is True
+    assert ran.statuses() == ["skipped", "would_sync", "would_sync"]
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin"),
+    [
+        (("copy", "--json", "x"), ""),
+        (("sync", "--json", "-c", "-"), "mappings: [{from: A}]\nregistrys: {}\n"),
+        (("sync", "--json", "-c", "/nowhere"), ""),
+        (("tags", "--json", "a:v1"), ""),
+    ],
+)
+def test_what_is_not_attempted_is_said_as_published(words, stdin):
+    ran = run_regsync(*words, stdin=stdin)
+    assert ran.status == 3
+    check("error", ran.report)
+    assert ran.report["error"]["code"] == "CONFIG_ERROR"
+    assert bool(ran.report["problems"]) is bool(stdin)
+
+
+def test_tags_and_version_are_as_published(source):
+    Seed(1).image().load_into(source.app, "app", "v1", "v2", "latest")
+    ran = run_regsync("tags", "--json", f"{source.address}/app", "--glob", "v*", "--semver", "^2")
+    check("tags", ran.report)
+    assert ran.report["dropped"] == {"latest": "glob", "v1": "semver"}
+    check("version", run_regsync("version", "--json").report)
+
+
+# Reports as they may be.
+
+
+def image(number: int = 0, **fields: Any) -> dict[str, Any]:
+    return {
+        "source": f"docker.io/team/app:v{number}",
+        "target": f"mirror.example/team/app:v{number}",
+        "digest": None,
+        "status": "synced",
+        "reason": None,
+        "error": None,
+        "bytes": 1000,
+        "started_s": float(number),
+        "duration_s": 1.5,
+        "blobs": {"transferred": 3, "mounted": 2, "skipped": 1},
+        "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},
+        **fields,
+    }
+
+
+def failed(number: int = 0, message: str = "denied", **fields: Any) -> dict[str, Any]:
+    error = {
+        "code": "AUTH_ERROR",
+        "message": f"push blob mirror.example/team/app:v{number}: {message}",
+        "hint": "log in again",
+        "status": 403,
+        "side": "target",
+        "retries": 0,
+    }
+    return image(number, status="failed", bytes=0, error=error, **fields)
+
+
+def report_of(*images: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    statuses = [each["status"] for each in images]
+    mapping = {
+        "from": "docker.io/team/app",
+        "to": "team/app",
+        "selected": 2,
+        "dropped": {"glob": 3},
+    }
+    return {
+        "schema": 1,
+        "run_id": "r1",
+        "started_at": "2026-11-23T03:04:05Z",
+        "duration_s": 60.0,
+        "interrupted": False,
+        "dry_run": False,
+        "images": list(images),
+        "mappings": [mapping],
+        "totals": {
+            "images": {each: statuses.count(each) for each in ("synced", "skipped", "failed")},
+            "layers": {"transferred": 6, "unique": 4, "mounted": 2, "skipped": 1},
+            "bytes": 2000,
+            "saved": {"present": 8_100_000_000, "mounted": 3_300_000_000},
+            "requests": {"docker.io": {"manifest_get": 2}, "mirror.example": {"manifest_put": 2}},
+            "throttled": {"mirror.example": 5},
+        },
+        **fields,
+    }
+
+
+def show(document: object, form: str = "markdown") -> Ran:
+    text = document if isinstance(document, str) else json.dumps(document)
+    return run_regsync("report", "-", "--to", form, stdin=text)
+
+
+def shown(document: object, form: str = "markdown") -> str:
+    ran = show(document, form)
+    assert (ran.status, ran.err) == (0, "")
+    return ran.out
+
+
+def rendered(markdown: str) -> Any:
+    made = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(markdown)
+    return html5lib.parse(made, namespaceHTMLElements=False)
+
+
+def parsed(page: str) -> Any:
+    return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
+
+
+FORMS = pytest.mark.parametrize("form", ["markdown", "junit", "html"])
+
+
+@FORMS
+def test_a_real_report_is_shown_in_each_form(form, source, target, tmp_path):
+    ran = mixed_run(source, target)
+    file = tmp_path / "run.json"
+    file.write_text(ran.out)
+    told = run_regsync("report", str(file), "--to", form)
+    assert (told.status, told.err) == (0, "")
+    codes = [each["error"]["code"] for each in ran.images if each["status"] == "failed"]
+    assert codes
+    assert all(code in told.out for code in codes)
+    assert told.out.endswith("\n")
+
+
+@pytest.mark.new
+def test_a_summary_is_the_markdown_of_the_run(source, target, tmp_path):
+    Seed(1).image().load_into(source.app, "app", "v1")
+    config, summary = tmp_path / "mirror.yaml", tmp_path / "summary.md"
+    ends = {"source": source, "target": target}
+    config.write_text(configuration(ends, {"from": "app", "tags": tags("v1")}))
+    summary.write_text("of an earlier run")
+    ran = run_regsync("sync", "--json", "-c", str(config), "--summary", str(summary))
+    assert ran.status == 0
+    assert summary.read_text() == shown(ran.report)
+    nowhere = run_regsync("sync", "-c", str(config), "--summary", str(tmp_path / "none" / "x"))
+    assert (nowhere.status, "its directory does not exist" in nowhere.err) == (3, True)
+
+
+# Markdown.
+
+
+def test_the_figures_are_a_table_in_markdown():
+    page = rendered(shown(report_of(image(1), failed(2), failed(3))))
+    rows = [[" ".join(cell.itertext()) for cell in row.iter("td")] for row in page.iter("tr")]
+    assert rows[1:] == [
+        ["Images", "2 failed, 1 synced"],
+        ["Layers", "6 transferred (4 unique), 2 mounted"],
+        ["Data", "2.0 KB transferred"],
+        ["Saved", "11.4 GB: 8.1 GB already there, 3.3 GB mounted"],
+        ["Time", "1m00s from 2026-11-23T03:04:05Z"],
+        ["docker.io", "2 requests (2 manifest_get)"],
+        ["mirror.example", "2 requests (2 manifest_put), 5 of them throttled (429)"],
+    ]
+
+
+def test_failures_come_first_in_markdown_and_are_listed_by_cause():
+    text = shown(report_of(image(1), failed(2), failed(3), failed(4, "no such thing")))
+    assert text.startswith("## regsync: 3 failed, 1 synced\n")
+    headings = ["".join(each.itertext()) for each in rendered(text).iter("h3")]
+    assert headings == ["2 images: AUTH_ERROR", "1 image: AUTH_ERROR"]
+    assert text.index("no such thing") < text.index("1 synced</summary>")
+
+
+def test_markdown_stays_below_what_ci_services_take_and_says_so():
+    long = [image(n, source=f"docker.io/{'long/' * 40}app:{n}") for n in range(6000)]
+    text = shown(report_of(failed(1), *long))
+    assert len(text.encode()) < 1024 * 1024
+    assert re.search(r"\d+ more lines are left out", text)
+    assert text.count("<details>") == text.count("</details>")
+    assert "AUTH" in text
+
+
+# JUnit.
+
+
+def test_junit_has_a_suite_a_mapping_and_a_case_an_image_and_target():
+    report = report_of(
+        image(1),
+        image(2, status="skipped", reason="unchanged"),
+        image(3, status="skipped", reason="immutable_tag"),
+        failed(4),
+        image(5, target="other.example/team/app:v5"),
+    )
+    root = ElementTree.fromstring(shown(report, "junit"))
+    assert root.tag == "testsuites"
+    (suite,) = root.iter("testsuite")
+    assert suite.get("name") == "docker.io/team/app to team/app"
+    counts = {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "5", "failures": "1", "errors": "0", "skipped": "1"}
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert [name for name, case in cases.items() if len(case) == 0] == ["v1", "v2", "v5"]
+    assert cases["v5"].get("classname") == "other.example/team/app"
+    (failure,) = cases["v4"]
+    assert failure.get("type") == "AUTH_ERROR"
+    assert "log in again" in str(failure.text)
+
+
+def test_an_image_layout_is_named_whole_where_registries_have_their_host():
+    disk = "oci-layout:/media/disk//team/app:v1"
+    report = report_of(image(1, target=disk), failed(2, "no room", target=disk))
+    (suite,) = ElementTree.fromstring(shown(report, "junit")).iter("testsuite")
+    assert (suite.get("name"), len(suite)) == ("docker.io/team/app to team/app", 2)
+    assert {case.get("classname") for case in suite} == {"oci-layout:/media/disk//team/app"}
+    assert "<h3><code>oci-layout:/media/disk</code>" in shown(report, "html")
+
+
+# HTML.
+
+
+def test_the_page_is_html_without_scripts_or_anything_to_load():
+    page = shown(report_of(image(1), failed(2)), "html")
+    tree = parsed(page)
+    names = {each.tag for each in tree.iter() if isinstance(each.tag, str)}
+    assert not names & {"script", "img", "link", "iframe", "object", "a", "form", "svg"}
+    attributes = {name for each in tree.iter() for name in each.attrib}
+    assert not {name for name in attributes if name.startswith("on")} | attributes & {"src", "href"}
+    assert "url(" not in page
+    metas = [each for each in tree.iter("meta") if each.get("http-equiv") is not None]
+    (policy,) = (each.get("content") for each in metas)
+    assert policy.startswith("default-src 'none'")
+
+
+def bars(page: str) -> list[tuple[float, float, float]]:
+    """Return left, width and top of each bar of the timelines."""
+    found = re.findall(r'class="bar[^"]*" style="left:([\d.]+)%;width:([\d.]+)%;top:(\d+)px', page)
+    return sorted((float(left), float(width), float(top)) for left, width, top in found)
+
+
+def test_the_timeline_draws_each_image_where_it_was_and_no_two_over_each_other():
+    images = [image(number, started_s=number * 3.0, duration_s=9.0) for number in range(12)]
+    drawn = bars(shown(report_of(*images, image(99, status="skipped")), "html"))
+    assert [(left, width) for left, width, _ in drawn] == [(n * 5.0, 15.0) for n in range(12)]
+    assert len({top for _, _, top in drawn}) == 3
+    lanes = [(left, top) for left, _, top in drawn]
+    for left, top in lanes:
+        assert not [each for each, other in lanes if other == top and 0 < each - left < 15.0]
+
+
+def test_each_registry_has_a_timeline_which_says_what_it_leaves_out():
+    many = [image(number, bytes=number, duration_s=0.01) for number in range(401)]
+    page = shown(report_of(*many, image(7, target="other.example/x:1")), "html")
+    assert page.count('class="lanes"') == 2
+    assert len(bars(page)) == 401
+    assert "the 400 that moved most are drawn" in page
+
+
+# What each form says of runs that are not like others.
+
+
+def test_what_is_held_back_is_counted_with_the_next_moment():
+    waiting = {"status": "skipped", "reason": "min_age"}
+    later, sooner = (f"2026-11-2{day}T00:00:00Z" for day in (9, 6))
+    document = report_of(
+        image(1), image(2, until=later, **waiting), image(3, until=sooner, **waiting)
+    )
+    assert f"next {sooner}" in shown(document)
+    assert "Skipped, min_age" in shown(document, "html")
+    assert "Held" not in shown(report_of(image(1)))
+
+
+def test_a_report_of_an_earlier_version_is_read():
+    """Fields may be added within schema 1, so that older reports lack some."""
+    report = report_of(image(1), failed(2))
+    del report["totals"]["saved"]
+    for each in report["images"]:
+        del each["started_s"]
+    del report["images"][1]["error"]["hint"]
+    assert "Saved" not in shown(report)
+    assert "When images were copied" not in shown(report, "html")
+
+
+def test_what_an_interrupted_run_has_left_is_named_in_each_form():
+    ends = {name: f"{name}.example/team/app:v9" for name in ("source", "target")}
+    report = report_of(image(1), interrupted=True, undone=[{**ends, "status": "undone"}])
+    for form in ("markdown", "html"):
+        text = shown(report, form)
+        assert "source.example/team/app:v9" in text
+        assert "interrupted" in text
+    (error,) = ElementTree.fromstring(shown(report, "junit")).iter("error")
+    assert error.get("type") == "UNDONE"
+
+
+def test_a_dry_run_says_that_nothing_was_changed():
+    report = report_of(image(1, status="would_sync"), dry_run=True)
+    report["totals"]["images"] = {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 1}
+    for form in ("markdown", "html"):
+        text = shown(report, form)
+        assert "1 would be synced" in text
+        assert "nothing was changed" in text
+
+
+# Hostile reports: markup, in each of the forms, and things that Markdown turns into links and
+# mentions.
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)> ]]> --> </style> \" ' & "
+    "`code` ```fence``` **bold** | cell | [link](https://evil.example) <https://evil.example> "
+    "https://evil.example @somebody #1 \\ ~~gone~~ ![image](x)"
+)
+
+
+def hostile() -> dict[str, Any]:
+    names = {"source": f"docker.io/{HOSTILE}:v1", "target": f"mirror.example/{HOSTILE}:v1"}
+    bad = failed(1, HOSTILE, **names)
+    bad["error"].update(hint=HOSTILE, code=HOSTILE)
+    good = image(2, source=f"docker.io/{HOSTILE}:v2", reason=HOSTILE)
+    skipped = image(3, status="skipped", reason=HOSTILE)
+    report = report_of(bad, good, skipped, run_id=HOSTILE, started_at=HOSTILE)
+    report["mappings"][0].update({"from": HOSTILE, "to": HOSTILE, "dropped": {HOSTILE: 3}})
+    report["totals"].update(requests={HOSTILE: {HOSTILE: 3}}, throttled={HOSTILE: 3})
+    return report
+
+
+def has_text_alone(tree: Any) -> None:
+    """Assert that a page has what is hostile as text, and nothing made of it."""
+    names = {each.tag for each in tree.iter() if isinstance(each.tag, str)}
+    assert not names & {"script", "img", "a", "s", "em", "strike"}
+    assert HOSTILE in " ".join("".join(tree.itertext()).split())
+
+
+def test_hostile_text_stays_text_on_the_page():
+    has_text_alone(parsed(shown(hostile(), "html")))
+
+
+def test_hostile_text_stays_text_in_markdown():
+    text = shown(hostile())
+    # What this program opens and closes itself is the only HTML.
+    outside_code = re.sub(r"(`+) .*? \1|`[^`]*`", "", text)
+    own = {"<details>", "</details>", "<summary>", "</summary>"}
+    assert {*re.findall(r"<[/!]?\w[^>]*>", outside_code)} == own
+    # Nothing that a service turns into a link or a mention, whatever Markdown says of it.
+    assert not re.search(r"@somebody|https://evil|(?<!\\)#1", outside_code)
+    tree = rendered(text)
+    has_text_alone(tree)
+    assert {"".join(each.itertext()) for each in tree.iter("strong")} == {"Remedy:"}
+    assert {len(row) for row in tree.iter("tr")} == {2}
+
+
+def test_hostile_text_stays_text_in_junit():
+    root = ElementTree.fromstring(shown(hostile(), "junit"))
+    (failure,) = root.iter("failure")
+    assert failure.get("type") == HOSTILE
+    assert HOSTILE in str(failure.text)
+    own = {"testsuites", "testsuite", "testcase", "failure", "skipped"}
+    assert {each.tag for each in root.iter()} == own
+
+
+@FORMS
+def test_no_control_character_and_no_half_of_a_pair_is_written(form):
+    ran = show(report_of(failed(1, "\x1b[31m \r\n \u202e \ufffe \ud800 \x00 end")), form)
+    assert ran.status == 0
+    assert not set("\x1b\r\u202e\x00\ud800") & set(ran.out)
+    assert "end" in ran.out
+    if form == "junit":
+        ElementTree.fromstring(ran.out)
+
+
+# What is no report.
+
+GONE = object()
+
+
+def altered(path: str, value: object) -> dict[str, Any]:
+    """Return a report with one field that is otherwise, or gone."""
+    report = report_of(image(1))
+    *parents, last = path.split(".")
+    place: Any = report
+    for name in parents:
+        place = place[int(name)] if name.isdigit() else place[name]
+    if value is GONE:
+        del place[last]
+    else:
+        place[last] = value
+    return report
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("images", GONE, "images is not a list"),
+        ("images", {}, "images is not a list"),
+        ("images.0.bytes", "many", "images[0]: bytes is not a whole number"),
+        ("images.0.bytes", True, "images[0]: bytes is not a whole number"),
+        ("images.0.bytes", -1, "images[0]: bytes is not a count"),
+        ("images.0.bytes", 10**400, "images[0]: bytes is not a count"),
+        ("images.0.duration_s", float("nan"), "duration_s is not a number of seconds"),
+        ("images.0.duration_s", 10**400, "duration_s is not a number of seconds"),
+        ("images.0.status", "done", "status is not a status that this version knows"),
+        ("images.0.source", None, "images[0]: source is not text"),
+        ("images.0.error", "denied", "images[0]: error is not an object"),
+        ("totals.requests", [], "totals: requests is not an object"),
+        ("interrupted", 1, "interrupted is not true or false"),
+        ("schema", 2, "its `schema` is 2, and only 1 can be read"),
+    ],
+)
+def test_what_is_wrong_with_a_report_is_named(path, value, said):
+    ran = show(altered(path, value), "html")
+    assert (ran.status, ran.out) == (3, "")
+    assert said in ran.err
+    assert "sync --json" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is empty"),
+        ("nothing", "standard input is not a JSON document"),
+        ("[" * 100_000, "standard input is not a JSON document"),
+        ("[]", "standard input is not an object"),
+        ('{"schema": 1}\n{"schema": 1}\n', "a document on each line"),
+        (
+            '{"schema": 1, "error": {"code": "CONFIG_ERROR", "message": "no such file"}}',
+            "before it tried any: no such file",
+        ),
+        ('{"schema": 1, "tags": []}', "totals is not an object"),
+    ],
+    ids=range(7),
+)
+def test_what_is_no_report_is_refused_in_one_line(text, said):
+    ran = show(text)
+    assert (ran.status, ran.out) == (3, "")
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_file_that_is_not_there_is_named():
+    ran = run_regsync("report", "/nowhere/run.json")
+    assert ran.status == 3
+    assert "/nowhere/run.json" in ran.err
+    assert "No such file" in ran.err
