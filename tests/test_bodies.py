@@ -15,17 +15,18 @@ from typing import Any
 
 import anyio
 import pytest
-import trio
 
 from conformance.content.images import Image, Seed
+from conformance.content.streams import Stream
 from conformance.journal import Entry
 from conformance.messages import Answer, Content, Request, Response, error
 from conformance.providers.ecr import LAG
 from conformance.registry.app import App
+from conformance.registry.measuring import MeasuringApp
 from conformance.registry.tokens import TokenService
 from conformance.server.exchange import Reception
 from conformance.server.memory import Link
-from tests.ends import Ran, Virtual, only, tags, virtual
+from tests.ends import Ran, Virtual, only, tags
 from tests.mirrors import Mirror
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -141,6 +142,10 @@ class Transfer(Mirror):
         """Begin a rule about the readings of the largest blob."""
         return self.source.app.faults.on("GET", "blob", reference=self.digest, **condition)
 
+    def on_status(self) -> Any:
+        """Begin a rule about the questions what an upload session has."""
+        return self.taker.faults.on("GET", "upload")
+
     def on_rest(self) -> Any:
         """Begin a rule about the readings of the largest blob that ask for its rest."""
         return self.on_pull(header={"Range": "*"})
@@ -249,57 +254,64 @@ class Atomic(App):
         return Reception(came, finish, abort)
 
 
+REST = f"{CHUNK + BROKEN}-{BIG - 1}"
+
+
 @pytest.mark.parametrize(
-    ("keeps", "number", "spans"),
+    ("keeps", "number", "says", "spans"),
     [
-        ("all", 2, [*SPANS, f"{CHUNK + BROKEN}-{BIG - 1}"]),
-        ("nothing", 1, [SPANS[0], *SPANS]),
-        ("nothing", 2, [*SPANS, SPANS[1]]),
-        ("what it does not say", 1, [SPANS[0], *SPANS]),
+        ("all", 2, "what it has", [*SPANS, REST]),
+        ("nothing", 1, "what it has", [SPANS[0], *SPANS]),
+        ("nothing", 2, "what it has", [*SPANS, SPANS[1]]),
+        ("nothing", 1, "405", [SPANS[0], *SPANS]),
+        # Else a chunk that it never got would be left out, or the session closed over bytes that
+        # nobody has verified.
+        ("nothing", 1, f"0-{CHUNK + 2 * MIB - 1}", [SPANS[0], *SPANS]),
+        ("nothing", 1, f"0-{BIG - 1}", [SPANS[0], *SPANS]),
     ],
 )
-async def test_a_chunk_that_broke_goes_again_from_memory(transfer, keeps, number, spans):
-    """From where the registry says that it has it; else all of it, to where it went. Of the first
-    chunk `0-0` is said, which is nothing, or one byte.
+async def test_a_chunk_that_broke_goes_again(transfer, keeps, number, says, spans):
+    """From where the registry says that it has it; else all of it, to where it went, from memory. A
+    session that claims more than was sent is of no use.
     """
     way = transfer(BIG, to=App() if keeps == "all" else Atomic())
     way.taker.faults.on("PATCH", "upload").nth(number).drop(after=BROKEN, reset=True)
-    if keeps == "what it does not say":
-        way.taker.faults.on("GET", "upload").status(405, "UNSUPPORTED")
+    if says == "405":
+        way.on_status().status(405, "UNSUPPORTED")
+    elif says.startswith("0-"):
+        way.on_status().lie(headers={"Range": says})
     way.arrived(await way.copy())
     assert way.spans() == spans
     way.taker.journal.matching("GET", "upload").exactly(1)
+    sessions = 2 if says.startswith("0-") else 1
+    way.taker.journal.matching("POST", "upload_start").exactly(1 + sessions)
+    if sessions == 1:
+        assert [each.response_bytes for each in way.pulls()] == [BIG], "the source is read once"
+
+
+async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(transfer):
+    way = transfer(BIG, to="acr")
+    way.taker.faults.on("PATCH", "upload").nth(2).status(429, retry_after=90, early=True)
+    ran = await way.copy()
+    way.arrived(ran)
+    assert 90 <= ran.seconds < 120
+    assert way.patches() == [(SPANS[0], 202), (SPANS[1], 429), (SPANS[1], 202)]
     way.taker.journal.matching("POST", "upload_start").exactly(2)
-    assert [each.response_bytes for each in way.pulls()] == [BIG], "the source is read once"
 
 
 async def test_a_registry_that_breaks_every_four_mebibytes_gets_every_byte_once(transfer):
     """What it has by then is progress: the attempts are those of one chunk."""
     way = transfer(BIG, to=App())
-    way.taker.faults.on(
-        "PATCH", "upload", where=lambda asked: (asked.length() or 0) > 4 * MIB
-    ).drop(after=4 * MIB)
+    more_than_four = lambda asked: (asked.length() or 0) > 4 * MIB  # noqa: E731
+    way.taker.faults.on("PATCH", "upload", where=more_than_four).drop(after=4 * MIB)
     way.arrived(await way.copy())
     assert sum(each.request_bytes for each in way.bodies("PATCH")) == BIG
     assert len(way.pulls()) == 1
 
 
-@pytest.mark.parametrize("claimed", [CHUNK + 2 * MIB, BIG])
-async def test_a_registry_that_claims_more_than_was_sent_is_not_believed(transfer, claimed):
-    """Else a chunk that it never got would be left out, or the session closed over bytes that
-    nobody has verified.
-    """
-    way = transfer(BIG, to=Atomic())
-    way.taker.faults.on("PATCH", "upload").first().drop(after=BROKEN, reset=True)
-    way.taker.faults.on("GET", "upload").lie(headers={"Range": f"0-{claimed - 1}"})
-    way.arrived(await way.copy())
-    assert way.spans() == [SPANS[0], *SPANS]
-
-
 async def test_a_session_that_is_gone_lets_a_blob_in_chunks_begin_again(transfer):
     way = transfer(BIG, to="acr")
-    second = way.taker.faults.on("PATCH", "upload", header={"Content-Range": SPANS[1]})
-    second.first().drop(after=1 * MIB, reset=True)
+    way.taker.faults.on("PATCH", "upload").nth(2).drop(after=BROKEN, reset=True)
     way.arrived(await way.copy())
     assert way.spans() == SPANS * 2
     way.taker.journal.matching("GET", "upload", status=404).exactly(1)
@@ -322,16 +334,6 @@ async def test_a_chunk_that_is_too_large_is_refused_and_the_image_fails(transfer
     assert "413" in failed
     assert len(way.patches()) == 1
     assert BIG not in [each.request_bytes for each in way.bodies()]
-
-
-async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(transfer):
-    way = transfer(BIG, to="acr")
-    way.taker.faults.on("PATCH", "upload").nth(2).status(429, retry_after=90, early=True)
-    ran = await way.copy()
-    way.arrived(ran)
-    assert 90 <= ran.seconds < 120
-    assert way.patches() == [(SPANS[0], 202), (SPANS[1], 429), (SPANS[1], 202)]
-    way.taker.journal.matching("POST", "upload_start").exactly(2)
 
 
 @pytest.mark.parametrize("arrived", [True, False])
@@ -490,6 +492,12 @@ async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways(transfe
 
 
 # A body that was refused for a while.
+
+
+async def test_an_upload_start_has_the_attempts_that_every_request_has(transfer):
+    way = transfer(900)
+    way.taker.faults.on("POST", "upload_start").first(4).status(503)
+    way.arrived(await way.copy())
 
 
 async def test_a_body_that_a_limit_refuses_goes_again_to_the_same_session(transfer):
@@ -931,6 +939,31 @@ async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(transfer, fo
     assert len(way.pulls()) == 1
 
 
+@pytest.mark.parametrize(("seconds", "asks"), [(62.9, 0), (63.1, 1)], ids=["in time", "late"])
+async def test_the_answer_to_a_body_is_waited_for_a_minute_and_a_second_for_each_mebibyte(
+    transfer, seconds, asks
+):
+    way = transfer(SIZE)
+    way.on_send().first().delay(seconds, at="answer")
+    ran = await way.copy()
+    way.arrived(ran)
+    way.taker.journal.matching("HEAD", "blob", reference=way.digest, status=200).exactly(asks)
+    assert ran.seconds == pytest.approx(63, abs=0.2)
+
+
+@pytest.mark.thorough
+async def test_the_answer_to_a_body_is_waited_for_at_most_15_minutes(transfer):
+    way = transfer(900)
+    target = way.registries["target"] = way.world.listen(MeasuringApp(), "large.test")
+    image = way.seed.image(layers=[Stream(1, 1, 900 * MIB)])
+    way.push("v1", image, "team/app")
+    answers = target.app.faults.on("PUT", "upload", query={"digest": next(iter(image.streams))})
+    answers.first().delay(930, at="answer")
+    ran = await way.copy()
+    assert ran.statuses() == ["synced"], ran.err
+    assert ran.seconds == pytest.approx(900, abs=0.2)
+
+
 @pytest.mark.parametrize("committed", [True, False])
 async def test_an_error_behind_the_last_byte_is_asked_about(transfer, committed):
     """By HEAD after 0, 1 and 3 s; its session got an answer, and is asked nothing."""
@@ -998,9 +1031,23 @@ async def test_a_blob_that_breaks_each_time_is_given_up(transfer):
 async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(transfer, said):
     way = transfer(SIZE)
     way.on_send().first().drop(after=MIB, of="request")
-    way.taker.faults.on("GET", "upload").lie(headers={"Range": said})
+    way.on_status().lie(headers={"Range": said})
     way.arrived(await way.copy())
     assert [each.request_bytes for each in way.sends()] == [MIB, SIZE]
+
+
+@pytest.mark.parametrize(("breaks", "away"), [(4, 0), (1, 3)])
+async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(transfer, breaks, away):
+    """One that is away for a while is asked again what it kept."""
+    way = transfer(SIZE)
+    way.on_send().first(breaks).drop(after=600_000, of="request")
+    if away:
+        way.on_status().first(away).status(503, retry_after=2)
+    way.arrived(await way.copy())
+    sent = [600_000] * breaks
+    assert [each.request_bytes for each in way.sends()] == [*sent, SIZE - sum(sent)]
+    way.taker.journal.matching("POST", "upload_start").exactly(2)
+    way.taker.journal.matching("GET", "upload").exactly(breaks + away)
 
 
 @pytest.mark.provokes("bytes_not_of_digest")
@@ -1013,23 +1060,6 @@ async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(transfer, form
     way.arrived(await way.copy())
     assert [each.status for each in way.sends()] == [None, status, 201]
     assert way.sends()[2].request_bytes == SIZE
-
-
-async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(transfer):
-    way = transfer(SIZE)
-    way.on_send().first().drop(after=2 * MIB, of="request")
-    way.taker.faults.on("GET", "upload").first(3).status(503, retry_after=2)
-    way.arrived(await way.copy())
-    assert [each.request_bytes for each in way.sends()] == [2 * MIB, SIZE - 2 * MIB]
-    way.taker.journal.matching("GET", "upload").exactly(4)
-
-
-async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(transfer):
-    way = transfer(SIZE)
-    way.on_send().first(4).drop(after=600_000, of="request")
-    way.arrived(await way.copy())
-    assert [each.request_bytes for each in way.sends()] == [600_000] * 4 + [SIZE - 2_400_000]
-    way.taker.journal.matching("POST", "upload_start").exactly(2)
 
 
 async def test_source_and_target_break_and_both_go_on(transfer):
@@ -1046,26 +1076,6 @@ async def test_source_and_target_break_and_both_go_on(transfer):
     assert SIZE <= first.response_bytes + again.response_bytes < SIZE + 3 * PIECE
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(transfer, side):
-    """It answered before: repetitions of one request do not make it unreachable for the run."""
-    way = transfer(12 * MIB, source={"down": Link(bandwidth=MIB)})
-    ran = list[Ran]()
-
-    async def copy() -> None:
-        ran.append(await way.copy())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(copy)
-        await anyio.sleep(6)
-        async with (way.source if side == "source" else way.target).outage("refused", 3):
-            pass
-    way.arrived(ran[0])
-    assert sum(each.request_bytes for each in way.sends()) == 12 * MIB
-    assert len(way.sends()) == (1 if side == "source" else 2)
-    assert ran[0].seconds < (12 if side == "source" else 18) + 5
-
-
 @pytest.mark.parametrize("size", [2 * MIB, 500_000])
 async def test_a_staged_blob_goes_on_from_where_it_was_staged(transfer, size):
     """One of two targets breaks: what it lacks comes from disk, or memory, not from the source."""
@@ -1077,48 +1087,6 @@ async def test_a_staged_blob_goes_on_from_where_it_was_staged(transfer, size):
     assert len(way.pulls()) == 1
     assert [each.request_bytes for each in way.sends()] == [300_000, size - 300_000]
     assert way.sends()[-1].header("content-range") == f"300000-{size - 1}"
-
-
-class Steps(trio.abc.Instrument):
-    """Counts the steps of all tasks, and cancels at one of them."""
-
-    def __init__(self, scope: anyio.CancelScope, at: int) -> None:
-        self.taken, self.scope, self.at = 0, scope, at
-
-    def before_task_step(self, task: object) -> None:
-        self.taken += 1
-        if self.taken == self.at:
-            self.scope.cancel()
-
-
-async def is_cancelled(at: int, directory: Path) -> bool:
-    """Copy from a source that breaks to a target that breaks, cancelled at a step; False when there
-    is none.
-    """
-    async with virtual() as world:
-        way = Transfer(world, directory, MIB)
-        way.on_pull().first().drop(after=MIB // 2, of="response").optional()
-        way.on_send().first().drop(after=MIB * 3 // 4, of="request").optional()
-        with anyio.CancelScope() as scope:
-            steps = Steps(scope, at)
-            trio.lowlevel.add_instrument(steps)
-            try:
-                await world.copy(way.source, way.target, "team/app:v1")
-            finally:
-                trio.lowlevel.remove_instrument(steps)
-        await anyio.sleep(10)  # the registries have noticed by then what was closed
-        assert way.source.open_connections() == way.target.open_connections() == 0
-        assert (await world.copy(way.source, way.target, "team/app:v1")).status == 0
-        way.is_there(way.image)
-    return scope.cancelled_caught
-
-
-async def test_a_cancelled_resumption_holds_nothing(virtual_clock, tmp_path):
-    """I9, in a run in which source and target break: connections are free."""
-    at = 1
-    while await is_cancelled(at, tmp_path):
-        at += 7
-    assert at > 90
 
 
 # Sessions and logins that end, answers that get lost.

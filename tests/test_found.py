@@ -704,7 +704,7 @@ async def test_a_dry_run_after_an_interruption_shows_what_the_run_then_does(
     virtual_clock, tmp_path
 ):
     differing = dict[int, tuple[Any, Any]]()
-    for number in range(16):
+    for number in range(9):
         dice = random.Random(number)
         options = {name: {"referrers_api": dice.random() < 0.3} for name in ("source", "target")}
         directory = tmp_path / str(number)
