@@ -521,16 +521,17 @@ async def test_an_upload_that_has_ended_with_a_429_begins_again(transfer, status
 
 async def test_an_upload_that_a_429_ends_each_time_fails_by_what_the_registry_said(transfer):
     way = transfer(70_000)
-    refusals = [429, 400] * 5
+    refused = list[int]()
 
     def refuse(request: Request) -> Answer | None:
         if request.method != "PUT" or request.length() != 70_000:
             return None
-        return error(refusals.pop(0), "BLOB_UPLOAD_INVALID", "no such upload")
+        refused.append(400 if len(refused) % 2 else 429)
+        return error(refused[-1], "BLOB_UPLOAD_INVALID", "no such upload")
 
     way.taker.intercept = refuse
     ran = await way.copy()
-    assert (ran.status, refusals) == (2, [])
+    assert (ran.status, refused) == (2, [429, 400] * 5)
     told = only(ran.images)["error"]["message"]
     assert "status 400: BLOB_UPLOAD_INVALID no such upload" in told
     way.taker.journal.matching("PATCH").none()  # the way of the body was not at fault
