@@ -41,13 +41,16 @@ class Scene:
         listed: bool = True,
         **rule: Any,
     ) -> None:
-        self.world, self.made, self._directory = world, made, directory
+        self.world, self.made, self.file = world, made, directory / "mirror.yaml"
         self.source, self.target = (
             imitate(kind, now=anyio.current_time, wall=world.wall) for kind in (source, target)
         )
         world.listen(self.source, "source.test")
         world.listen(self.target, "target.test")
         made.load_into(self.source)
+        self.registries: dict[str, Any] = {
+            end: {"url": f"http://{end}.test"} for end in ("source", "target")
+        }
         self.mapping: dict[str, Any] = {
             "from": "app",
             "tags": tags("v*" if listed else "v1"),
@@ -56,20 +59,19 @@ class Scene:
         if made.platforms:
             self.mapping["platforms"] = list(made.platforms)
 
+    def write(self, **top: Any) -> None:
+        text = document(self.registries, self.mapping, defaults={"artifacts": {}}, **top)
+        self.file.write_text(text)
+
     async def run(self, *command: str, **top: Any) -> Ran:
         """Sync once, or run another command; what was exchanged before is no longer in the journals."""
         for site in (self.source, self.target):
             site.journal.check()
             site.journal.clear()
-        registries = {
-            "source": {"url": "http://source.test"},
-            "target": {"url": "http://target.test"},
-        }
-        file = self._directory / "mirror.yaml"
-        file.write_text(document(registries, self.mapping, defaults={"artifacts": {}}, **top))
+        self.write(**top)
         with anyio.fail_after(8 * HOUR):
             words = command or ("sync",)
-            return await self.world.run(*words, "--json", "-q", "-c", str(file))
+            return await self.world.run(*words, "--json", "-q", "-c", str(self.file))
 
     async def succeed(self, **top: Any) -> Ran:
         """Sync once, and have it go well."""
@@ -88,67 +90,60 @@ class Scene:
         """Return what the last run wrote at the target, or tried to."""
         return self.target.journal.matching(MOVES)
 
-    def tops(self) -> str:
-        """Return what the tag names at the target."""
-        found = self.target.manifest("app", "v1")
-        assert found is not None, "the image is not there"
-        return found.digest
-
-    def check(self, *, replaced: bool = False) -> Graph:
+    def check(self, *, replaced: bool = False) -> None:
         """The target has the image and everything that hangs on it at the source, and nothing else.
 
         `replaced`: and lists that were true when they were put, and have no tag any more.
         """
-        made = self.made
-        there = walk(self.target, "app", made.kept)
-        lost = set(made.lost)
-        assert equal(walk(self.source, "app", made.kept), there)
-        assert not lost & self.target.repositories["app"].manifests.keys(), (
-            "what has no subject there travelled"
-        )
+        there = walk(self.target, "app", self.made.kept)
+        assert equal(walk(self.source, "app", self.made.kept), there)
+        held = self.target.repositories["app"].manifests
+        assert not self.made.lost & held.keys(), "what has no subject there travelled"
         self.check_nothing_else(there, replaced=replaced)
-        return there
 
     def check_nothing_else(self, there: Graph, *, replaced: bool = False) -> None:
         """Everything that the target holds belongs to the image or to what hangs on it; lists are
         put once.
         """
-        top = walk(self.target, "app", [self.tops()])
-        assert not made_up(top.referrers, self.made, self.tops()), (
-            "something refers to an index that was trimmed"
-        )
         held = self.target.repositories["app"]
-        known = {**top.contents, **there.contents}
+        named = held.tags["v1"]
+        top = walk(self.target, "app", [named])
+        assert not (self.made.platforms and named in top.referrers), (
+            "something refers to an index that was trimmed, which no source has"
+        )
         lists = {**top.lists, **there.lists}
-        more = held.manifests.keys() - top.manifests - there.manifests - set(lists.values())
-        for digest in more if replaced else ():
+        wanted = top.manifests | there.manifests | set(lists.values())
+        assert wanted <= held.manifests.keys()
+        more = held.manifests.keys() - wanted
+        assert replaced or not more, f"nobody asked for {sorted(more)}"
+        for digest in more:
             listed = {part["digest"] for part in held.manifests[digest].children}
             assert any(listed < each.keys() for each in there.referrers.values()), (
                 f"{digest} lists {sorted(listed)}"
             )
-        assert replaced or not more, f"nobody asked for {sorted(more)}"
-        assert top.manifests | there.manifests | set(lists.values()) <= held.manifests.keys()
-        assert held.blobs.keys() == known.keys() - held.manifests.keys()
-        assert held.tags == {"v1": self.tops(), **there.tags, **lists}
+        contents = top.contents.keys() | there.contents.keys()
+        assert held.blobs.keys() == contents - held.manifests.keys()
+        assert held.tags == {"v1": named, **there.tags, **lists}
         assert not (lists and has_api(self.target)), "fallback tags where there is the API"
         assert set(self.target.repositories) == {"app"}
 
     def check_order(self) -> None:
         """No referrer's manifest was put before its subject's (I2), no list before what it names."""
         puts = self.target.journal.matching("PUT", "manifest", status=201)
-        told = {put.response_headers["docker-content-digest"]: put for put in reversed(puts)}
-        subjects = {
+        first = {put.response_headers["docker-content-digest"]: put for put in reversed(puts)}
+        subjects: Mapping[str, str] = {
             each.top: each.document["subject"]["digest"] for each in self.made.sample.attached
         }
-        for digest, put in told.items():
-            for subject in [subjects[digest]] if digest in subjects else []:
-                Entries([told[subject]], subject).before([put])
-            if put.reference in {referrers_tag(each) for each in subjects.values()}:
-                listed = self.target.manifest("app", put.reference)
-                assert listed is not None
-                Entries([told[part["digest"]] for part in listed.children], put.reference).before(
-                    [put]
-                )
+        for digest in subjects.keys() & first.keys():
+            subject = subjects[digest]
+            Entries([first[subject]], subject).before([first[digest]])
+        for tag in {referrers_tag(each) for each in subjects.values()}:
+            for put in puts:
+                if put.reference == tag:
+                    listed = self.target.manifest("app", tag)
+                    assert listed is not None
+                    parts = [first[part["digest"]] for part in listed.children]
+                    Entries(parts, tag).before([put])
 
     def check_nothing_wrong(self) -> None:
         """Whatever the target holds is true: no list names what is not there, nothing is without
@@ -167,8 +162,3 @@ class Scene:
             held.tags[tag] for tag in held.tags if tag.startswith("sha256-") and "." not in tag
         }
         assert held.manifests.keys() - lists <= right.contents.keys() | {held.tags.get("v1")}
-
-
-def made_up(referrers: Mapping[str, Any], made: Family, top: str) -> bool:
-    """Whether something refers to an index that no source has."""
-    return bool(made.platforms) and top in referrers

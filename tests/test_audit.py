@@ -1,18 +1,26 @@
-"""`regsync audit`: what is asked, request by request, and what the answers show to be wrong."""
+"""`regsync audit`: what is asked, what the answers show to be wrong, and what is expected, also from a
+lock; registries of all kinds, registries that refuse, throttle or are away; signals and receipts.
+"""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
 
-from conformance.client.attachments import family, referrers_tag
-from conformance.content.images import Image, Seed
-from conformance.messages import Answer, Request, Response
+from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
+from conformance.client.copies import push_http
+from conformance.content.images import OCI_INDEX, Image, Seed
+from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry.tokens import TokenService
-from tests.ends import Virtual, only, tags
+from tests.attached import MOVES, Scene
+from tests.ends import Ran, Virtual, document, only, run_regsync, stopped_at, tags
 from tests.mirrors import (
     SBOM,
     SIGNATURE,
@@ -23,6 +31,9 @@ from tests.mirrors import (
     lose_manifest,
     whole,
 )
+from tests.thinning import thinned
+
+DAY = 86_400
 
 
 @pytest.fixture
@@ -30,39 +41,40 @@ def mirror(world: Virtual, tmp_path: Path) -> AuditedMirror:
     return AuditedMirror(world, tmp_path)
 
 
+@pytest.fixture
+def pair(world: Virtual, tmp_path: Path) -> AuditedMirror:
+    """A mirror with two targets."""
+    return AuditedMirror(world, tmp_path, "one", "two")
+
+
+def chain(mirror: AuditedMirror, *names: str) -> tuple[Image, Image, Image]:
+    """Hold an image, an SBOM of it, and a signature of that."""
+    image = mirror.seed.image()
+    bill = mirror.seed.artifact(image, SBOM)
+    signature = mirror.seed.artifact(bill, SIGNATURE)
+    mirror.load(image, *(names or ("v1",)), artifacts=(bill, signature))
+    return image, bill, signature
+
+
 # What is asked.
 
 
-async def test_an_image_costs_a_get_a_manifest_and_a_head_a_blob(mirror):
-    image = mirror.load(mirror.seed.image(), "v1")
-    ran = await mirror.audit()
-    assert whole(ran) == 1
-    assert asked(mirror.source) == {"HEAD manifest": 1, "GET referrers": 1}
-    assert asked(mirror.target) == {
-        "GET manifest": 1,
-        "HEAD blob": len(image.blobs),
-        "GET referrers": 1,
-    }
-
-
 async def test_an_index_is_read_once_and_shared_blobs_are_asked_for_once(mirror):
-    """Attestations have no artifacts: of an index with two platforms three digests are asked about."""
+    """A GET a manifest and a HEAD a blob. Attestations have no artifacts: of an index with two
+    platforms three digests are asked about.
+    """
     shared = mirror.seed.layer(500)
     children = [
-        mirror.seed.image(layers=[shared, mirror.seed.layer(100)], architecture=architecture)
-        for architecture in ("amd64", "arm64")
+        mirror.seed.image(layers=[shared, mirror.seed.layer(100)], architecture=each)
+        for each in ("amd64", "arm64")
     ]
     top = mirror.load(mirror.seed.index(children, attestations=True), "v1")
     ran = await mirror.audit()
     assert whole(ran) == 1
     assert asked(mirror.source) == {"HEAD manifest": 1, "GET referrers": 3}
-    assert asked(mirror.target) == {
-        "GET manifest": len(top.manifests),
-        "HEAD blob": len(top.blobs),
-        "GET referrers": 3,
-    }
-    assert ran.totals["manifests"] == len(top.manifests)
-    assert ran.totals["blobs"] == len(top.blobs)
+    parts = {"GET manifest": len(top.manifests), "HEAD blob": len(top.blobs)}
+    assert asked(mirror.target) == {**parts, "GET referrers": 3}
+    assert [ran.totals["manifests"], ran.totals["blobs"]] == [*parts.values()]
 
 
 async def test_other_tags_of_an_image_cost_a_head_at_each_end(mirror):
@@ -70,112 +82,114 @@ async def test_other_tags_of_an_image_cost_a_head_at_each_end(mirror):
     mirror.mapping["tags"] = tags("v1", "v2", "latest")
     assert whole(await mirror.audit()) == 3
     assert asked(mirror.source) == {"HEAD manifest": 3, "GET referrers": 1}
-    assert asked(mirror.target) == {
-        "GET manifest": 1,
-        "HEAD manifest": 2,
-        "HEAD blob": len(image.blobs),
-        "GET referrers": 1,
-    }
+    parts = {"GET manifest": 1, "HEAD blob": len(image.blobs)}
+    assert asked(mirror.target) == {**parts, "HEAD manifest": 2, "GET referrers": 1}
 
 
 async def test_artifacts_are_read_and_asked_about_once_at_each_end(mirror):
-    image = mirror.seed.image()
-    bill = mirror.seed.artifact(image, SBOM)
-    signature = mirror.seed.artifact(bill, SIGNATURE)
-    mirror.load(image, "v1", artifacts=(bill, signature))
+    blobs = {digest for each in chain(mirror) for digest in each.blobs}
     ran = await mirror.audit()
     assert whole(ran) == 1
     assert ran.totals["artifacts"] == 2
     assert asked(mirror.source) == {"HEAD manifest": 1, "GET referrers": 3}
-    blobs = {*image.blobs, *bill.blobs, *signature.blobs}
     assert asked(mirror.target) == {"GET manifest": 3, "HEAD blob": len(blobs), "GET referrers": 3}
 
 
 async def test_without_artifacts_nothing_is_asked_about_them(mirror):
-    mirror.load(mirror.seed.image(), "v1")
+    chain(mirror)
     mirror.mapping["artifacts"] = {"enabled": False}
     assert whole(await mirror.audit()) == 1
     assert asked(mirror.source) == {"HEAD manifest": 1}
     mirror.target.journal.matching("GET", "referrers").none()
 
 
-async def test_the_source_is_asked_once_for_all_targets(world, tmp_path):
-    mirror = AuditedMirror(world, tmp_path, "one", "two", "three")
-    image = mirror.load(mirror.seed.image(), "v1")
-    assert whole(await mirror.audit()) == 3
-    assert asked(mirror.source) == {"HEAD manifest": 1, "GET referrers": 1}
-    for place in mirror.targets.values():
-        assert place.journal.summary() == {
-            "GET manifest": 1,
-            "HEAD blob": len(image.blobs),
-            "GET referrers": 1,
-        }
-
-
-async def test_foreign_layers_are_not_asked_for(mirror):
-    image = mirror.load(mirror.seed.image(foreign=("https://example.com/layer",)), "v1")
+async def test_the_source_is_asked_once_for_all_targets_and_foreign_layers_nowhere(pair):
+    image = pair.load(pair.seed.image(foreign=("https://example.com/layer",)), "v1")
     assert image.absent
+    assert whole(await pair.audit()) == 2
+    assert asked(pair.source) == {"HEAD manifest": 1, "GET referrers": 1}
+    parts = {"GET manifest": 1, "HEAD blob": len(image.blobs), "GET referrers": 1}
+    assert all(asked(place) == parts for place in pair.targets.values())
+
+
+async def test_only_the_right_to_pull_is_asked_for(world, tmp_path):
+    service = TokenService(realm="http://token.test/token", now=anyio.current_time)
+    world.listen(service, "token.test")
+    mirror = AuditedMirror(world, tmp_path, of={"target": {"auth": service}})
+    mirror.load(mirror.seed.image(), "v1")
     assert whole(await mirror.audit()) == 1
-    mirror.target.journal.matching("HEAD", "blob").exactly(len(image.blobs))
+    (entry,) = service.journal.matching("GET", "token")
+    assert entry.query["scope"] == "repository:app:pull"
+
+
+async def test_what_a_head_leaves_out_is_no_finding(mirror):
+    mirror.load(mirror.seed.image(), "v1", "v2")
+    mirror.mapping["tags"] = tags("v1", "v2")
+    for place in (mirror.source, mirror.target):
+        unsaid = {"Docker-Content-Digest": None, "Content-Length": None}
+        place.app.faults.on("HEAD", "manifest blob").lie(headers=unsaid)
+    assert whole(await mirror.audit()) == 2
 
 
 # What is expected.
 
 
-async def test_a_trimmed_index_that_a_run_has_put_costs_no_manifest_of_the_source(mirror):
-    mirror.seed.index().load_into(mirror.source.app, "app", "v1")
-    mirror.mapping["platforms"] = ["linux/amd64"]
-    assert (await mirror.run("sync")).statuses() == ["synced"]
-    assert whole(await mirror.audit()) == 1
-    mirror.source.journal.matching("GET", "manifest").none()
-    # The trimmed index is unknown to the source: only what is below it is asked about.
-    mirror.source.journal.matching("GET", "referrers").exactly(1)
-
-
-async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(mirror, tmp_path):
+@pytest.mark.parametrize(("knows", "manifests"), [(True, 0), (False, 1)])
+async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(mirror, knows, manifests):
+    """The source does not know it: only what is below it is asked about there."""
     mirror.seed.index().load_into(mirror.source.app, "app", "v1", "v2")
     mirror.mapping |= {"platforms": ["linux/amd64"], "tags": tags("v1", "v2")}
     assert (await mirror.run("sync")).statuses() == ["synced"] * 2
-    (tmp_path / ".regsync" / "state.db").unlink()
+    if not knows:
+        (mirror.cache / "state.db").unlink()
     assert whole(await mirror.audit()) == 2
-    mirror.source.journal.matching("GET", "manifest").exactly(1)
+    mirror.source.journal.matching("GET", "manifest").exactly(manifests)
+    mirror.source.journal.matching("GET", "referrers").exactly(1)
+
+
+async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(mirror):
+    """Here a 404 to that would look like a source without the referrers API."""
+    children = [mirror.seed.image(architecture=name) for name in ("amd64", "arm64")]
+    top = mirror.seed.index([mirror.seed.index(children)])
+    top.load_into(mirror.source.app, "app", "v1")
+    mirror.mapping["platforms"] = ["linux/amd64"]
+    assert (await mirror.run("sync")).statuses() == ["synced"]
+    assert whole(await mirror.audit()) == 1
+    questions = mirror.source.journal.matching("GET", "referrers")
+    assert [entry.reference for entry in questions] == [children[0].top]
 
 
 async def test_what_the_state_knows_of_an_index_that_was_replaced_is_not_expected(mirror):
     mirror.seed.index().load_into(mirror.source.app, "app", "v1")
     mirror.mapping["platforms"] = ["linux/amd64"]
     await mirror.run("sync")
-    held = only(list((await mirror.run("sync")).images))["digest"]
+    held = only((await mirror.run("sync")).images)["digest"]
     mirror.seed.index().load_into(mirror.source.app, "app", "v1")
     assert found(await mirror.audit()) == [("differs", held)]
 
 
 async def test_another_filter_than_that_of_the_run_differs(mirror):
-    mirror.load(mirror.seed.index(platforms=("linux/amd64", "linux/arm64")), "v1")
+    index = mirror.load(mirror.seed.index(platforms=("linux/amd64", "linux/arm64")), "v1")
     mirror.mapping["platforms"] = ["linux/amd64"]
-    finding = only((await mirror.audit()).report["findings"])
-    assert finding["finding"] == "differs"
+    assert found(await mirror.audit()) == [("differs", index.top)]
 
 
-async def test_nothing_is_kept_and_a_state_is_not_believed(mirror, tmp_path):
+async def test_nothing_is_kept_and_a_state_is_not_believed(mirror):
     image = mirror.seed.image().load_into(mirror.source.app, "app", "v1")
     await mirror.run("sync")
-    state = (tmp_path / ".regsync" / "state.db").read_bytes()
+    state = (mirror.cache / "state.db").read_bytes()
     lost = next(iter(image.blobs))
     lose_blob(mirror.target.app, lost)
     assert found(await mirror.audit()) == [("incomplete", lost)]
-    assert (tmp_path / ".regsync" / "state.db").read_bytes() == state
+    assert (mirror.cache / "state.db").read_bytes() == state
 
 
-async def test_only_the_right_to_pull_is_asked_for(world, tmp_path):
-    service = TokenService(now=anyio.current_time)
-    world.listen(service, "token.test")
-    service.realm = "http://token.test/token"
-    mirror = AuditedMirror(world, tmp_path, of={"target": {"auth": service}})
-    mirror.load(mirror.seed.image(), "v1")
+async def test_an_artifact_that_the_filters_refuse_is_not_missed(mirror):
+    image = mirror.load(mirror.seed.image(), "v1")
+    bill = mirror.seed.artifact(image, SBOM).load_into(mirror.source.app, "app")
+    assert found(await mirror.audit()) == [("artifact_missing", bill.top)]
+    mirror.mapping["artifacts"] = {"exclude": [SBOM]}
     assert whole(await mirror.audit()) == 1
-    asked = service.journal.matching("GET", "token").exactly(1)
-    assert asked[0].query["scope"] == "repository:app:pull"
 
 
 # What is wrong.
@@ -183,8 +197,7 @@ async def test_only_the_right_to_pull_is_asked_for(world, tmp_path):
 
 async def test_a_tag_that_is_not_there(mirror):
     image = mirror.seed.image().load_into(mirror.source.app, "app", "v1")
-    finding = only((await mirror.audit()).report["findings"])
-    assert finding == {
+    assert only((await mirror.audit()).report["findings"]) == {
         "finding": "missing",
         "source": "source.test/app:v1",
         "target": "target.test/app:v1",
@@ -194,6 +207,23 @@ async def test_a_tag_that_is_not_there(mirror):
         "message": f"expected {image.top}",
     }
     assert asked(mirror.target) == {"GET manifest": 1}
+
+
+async def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(mirror):
+    image = mirror.load(mirror.seed.image(sizes=(900, 2000)), "v1")
+    mirror.write(mirror.mapping)
+    ran = await mirror.world.run("audit", "-c", str(mirror.file))
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+    lost = next(digest for digest, body in image.blobs.items() if 2000 < len(body) < 9000)
+    lose_blob(mirror.target.app, lost)
+    ran = await mirror.world.run("audit", "-c", str(mirror.file))
+    assert (ran.status, ran.err) == (1, "")
+    size = f"{len(image.blobs[lost]) / 1000:.1f} KB"
+    assert ran.out.splitlines()[:3] == [
+        f"incomplete source.test/app:v1 -> target.test/app:v1: blob {lost} ({size}) is missing",
+        "Images: 0 whole, 1 with findings, 0 not checked completely",
+        f"Present: 1 manifests, {len(image.blobs) - 1} blobs, 0 artifacts",
+    ]
 
 
 async def test_what_differs_is_looked_at_whole(mirror):
@@ -230,18 +260,47 @@ async def test_a_part_that_is_lost_is_named_with_its_size(mirror, part):
     assert ran.totals["images"] == {"whole": 0, "flawed": 2, "failed": 0}
 
 
+async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(mirror):
+    made = family("shared")
+    mirror.load(made.image, "v1", artifacts=made.sample.attached)
+    [shared, *_] = {*made.image.blobs} & {*made.sample.attached[0].blobs}
+    lose_blob(mirror.target.app, shared)
+    assert found(await mirror.audit()) == [("incomplete", shared)]
+
+
+@pytest.mark.parametrize("part", ["blob", "manifest", "child"])
+async def test_what_the_recipe_says_mends_an_image(mirror, part):
+    """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
+    child = mirror.seed.image()
+    top = mirror.seed.index([child, mirror.seed.image(architecture="arm64")])
+    top.load_into(mirror.source.app, "app", "v1", "v2")
+    mirror.mapping["tags"] = tags("v1", "v2")
+    await mirror.run("sync")
+    if part == "blob":
+        lose_blob(mirror.target.app, next(iter(child.blobs)))
+    else:
+        lose_manifest(mirror.target.app, child.top if part == "child" else top.top)
+    kinds = {each for each, _ in found(await mirror.audit())}
+    assert kinds == {"missing" if part == "manifest" else "incomplete"}
+
+    mirror.target.app.repositories["app"].tags.clear()
+    (mirror.cache / "state.db").unlink()
+    assert (await mirror.run("sync")).status == 0
+    assert whole(await mirror.audit()) == 2
+
+
+# What is wrong with artifacts.
+
+
 async def test_an_artifact_that_is_lost(mirror):
-    image = mirror.seed.image()
-    bill = mirror.seed.artifact(image, SBOM)
-    signature = mirror.seed.artifact(bill, SIGNATURE)
-    mirror.load(image, "v1", artifacts=(bill, signature))
+    _, bill, signature = chain(mirror)
     lose_manifest(mirror.target.app, signature.top)
     ran = await mirror.audit()
     assert found(ran) == [("artifact_missing", signature.top)]
     message = only(ran.report["findings"])["message"]
     assert message == f"{signature.top} ({SIGNATURE}) of {bill.top} is missing"
     # The source is asked whether it holds what it lists: a run cannot bring what it has lost.
-    assert mirror.source.journal.matching("HEAD", "manifest").exactly(2)
+    mirror.source.journal.matching("HEAD", "manifest").exactly(2)
     lose_manifest(mirror.source.app, signature.top)
     mirror.source.app.intercept = lists_anyway(bill, signature)
     assert whole(await mirror.audit()) == 1
@@ -249,25 +308,9 @@ async def test_an_artifact_that_is_lost(mirror):
 
 def lists_anyway(subject: Image, artifact: Image) -> Callable[[Request], Answer | None]:
     """Have a registry list an artifact, whether or not it holds it."""
-    entry = artifact.descriptor(artifactType=artifact.document["artifactType"])
-    listed = Seed().fallback_index([artifact]).body
-    assert entry["digest"].encode() in listed
-
-    def intercept(request: Request) -> Answer | None:
-        if request.kind == "referrers" and request.reference == subject.top:
-            media_type = "application/vnd.oci.image.index.v1+json"
-            return Response(200, [("Content-Type", media_type)], listed)
-        return None
-
-    return intercept
-
-
-async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(mirror):
-    made = family("shared")
-    mirror.load(made.image, "v1", artifacts=made.sample.attached)
-    [shared, *_] = {*made.image.blobs} & {*made.sample.attached[0].blobs}
-    lose_blob(mirror.target.app, shared)
-    assert found(await mirror.audit()) == [("incomplete", shared)]
+    listing = Response(200, [("Content-Type", OCI_INDEX)], Seed().fallback_index([artifact]).body)
+    asked = ("referrers", subject.top)
+    return lambda request: listing if (request.kind, request.reference) == asked else None
 
 
 async def test_an_artifact_that_is_an_index_is_asked_about_with_its_children(mirror):
@@ -296,13 +339,17 @@ async def test_what_only_the_target_lists_has_to_be_there_too(mirror):
     assert found(await mirror.audit()) == [("incomplete", lost)]
 
 
-async def test_an_artifact_that_the_filters_refuse_is_not_missed(mirror):
-    image = mirror.load(mirror.seed.image(), "v1")
-    mirror.seed.artifact(image, SBOM).load_into(mirror.source.app, "app")
-    mirror.mapping["artifacts"] = {"exclude": [SBOM]}
-    assert whole(await mirror.audit()) == 1
-    mirror.mapping["artifacts"] = {}
-    assert len(found(await mirror.audit())) == 1
+async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(world, tmp_path):
+    scene = Scene(world, tmp_path, family("single"), "strict", "distribution")
+    await scene.succeed()
+    del scene.target.repositories["app"].tags[referrers_tag(scene.made.image.top)]
+    findings = (await scene.run("audit")).report["findings"]
+    assert {each["finding"] for each in findings} == {"artifact_missing"}
+    assert len(findings) == len(scene.made.travelling)
+    for finding in findings:
+        assert finding["message"].endswith("exists, but the target does not list it")
+    assert (await scene.run("sync", "--recheck")).status == 0
+    assert whole(await scene.run("audit")) == 1
 
 
 async def test_a_signature_of_cosign_that_was_made_again_differs(mirror):
@@ -322,47 +369,72 @@ async def test_a_signature_of_cosign_that_was_made_again_differs(mirror):
     mirror.target.journal.matching("GET", "referrers").exactly(1)
 
 
-# Wrong bytes, and answers that say too little.
+@pytest.mark.parametrize("depth", [8, 9])
+async def test_artifacts_on_artifacts_are_checked_if_they_are_eight_deep(mirror, depth):
+    top = mirror.load(mirror.seed.image(), "v1")
+    for _ in range(depth):
+        top = mirror.load(mirror.seed.artifact(top))
+    ran = await mirror.audit()
+    assert found(ran) == []
+    if depth == 8:
+        assert (whole(ran), ran.totals["artifacts"]) == (1, 8)
+        return
+    error = only(ran.report["failures"])["error"]
+    assert (error["code"], error["side"]) == ("CONTENT_ERROR", "target")
+    assert "more than 8 deep" in error["message"]
 
 
-async def test_a_manifest_with_wrong_bytes_is_corrupt(mirror):
+# Bytes.
+
+
+@pytest.mark.parametrize("always", [True, False])
+async def test_a_manifest_is_corrupt_whose_bytes_are_wrong_twice(mirror, always):
     child = mirror.seed.image()
     mirror.load(mirror.seed.index([child]), "v1")
-    mirror.target.app.faults.on("GET", "manifest", reference=child.top).corrupt()
-    ran = await mirror.audit()
-    assert found(ran) == [("corrupt", child.top)]
+    rule = mirror.target.app.faults.on("GET", "manifest", reference=child.top)
+    (rule if always else rule.first()).corrupt()
+    assert found(await mirror.audit()) == [("corrupt", child.top)] * always
     mirror.target.journal.matching("GET", "manifest", reference=child.top).exactly(2)
 
 
-async def test_bytes_that_were_wrong_once_are_no_finding(mirror):
-    mirror.load(mirror.seed.image(), "v1")
-    mirror.target.app.faults.on("GET", "manifest").nth(1).corrupt()
-    assert whole(await mirror.audit()) == 1
-
-
-async def test_blobs_are_read_back_and_hashed(mirror):
+async def test_a_blob_of_another_length_is_corrupt(mirror):
     image = mirror.load(mirror.seed.image(), "v1")
-    ran = await mirror.audit("--read")
-    assert whole(ran) == 1
-    assert ran.totals["read"] == {"blobs": len(image.blobs), "bytes": image.size}
-    mirror.target.journal.matching("GET", "blob").exactly(len(image.blobs))
+    cut, body = next(iter(image.blobs.items()))
+    faults = mirror.target.app.faults
+    faults.on("HEAD", "blob", reference=cut).lie(headers={"Content-Length": "7"})
+    ran = await mirror.audit()
+    assert found(ran) == [("corrupt", cut)]
+    message = only(ran.report["findings"])["message"]
+    assert message == f"blob {cut}: it has 7 bytes, its descriptor says {len(body)}"
 
-    wrong = next(iter(image.blobs))
-    mirror.target.app.faults.on("GET", "blob", reference=wrong).corrupt()
-    assert found(await mirror.audit()) == []
-    mirror.target.journal.matching("GET", "blob").none()
-    ran = await mirror.audit("--read")
+
+async def test_blobs_of_each_target_are_read_back_once_and_hashed(pair):
+    images = [pair.load(pair.seed.image(), f"v{number}") for number in range(3)]
+    pair.mapping["tags"] = tags("v*")
+    blobs = {digest: body for image in images for digest, body in image.blobs.items()}
+    ran = await pair.audit("--read")
+    assert whole(ran) == 6
+    size = sum(map(len, blobs.values()))
+    assert ran.totals["read"] == {"blobs": 2 * len(blobs), "bytes": 2 * size}
+    for place in pair.targets.values():
+        place.journal.matching("GET", "blob").exactly(len(blobs))
+
+    wrong = next(iter(blobs))
+    pair.target.app.faults.on("GET", "blob", reference=wrong).corrupt()
+    assert found(await pair.audit()) == []
+    pair.target.journal.matching("GET", "blob").none()
+    ran = await pair.audit("--read")
     assert found(ran) == [("corrupt", wrong)]
-    assert ran.totals["read"]["blobs"] == len(image.blobs) - 1
-    mirror.target.journal.matching("GET", "blob", reference=wrong).exactly(2)
+    assert ran.totals["read"]["blobs"] == 2 * len(blobs) - 1
+    pair.target.journal.matching("GET", "blob", reference=wrong).exactly(2)
 
 
 async def test_a_blob_that_breaks_is_read_to_its_end(mirror):
     image = mirror.load(mirror.seed.image(sizes=(300_000,)), "v1")
     large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
     faults = mirror.target.app.faults
-    faults.on("GET", "blob", reference=large).nth(1).drop(after=100_000)
-    faults.on("GET", "blob", reference=large).nth(1).status(503)
+    faults.on("GET", "blob", reference=large).first().drop(after=100_000)
+    faults.on("GET", "blob", reference=large).first().status(503)
     ran = await mirror.audit("--read")
     assert whole(ran) == 1
     assert ran.totals["read"]["bytes"] == image.size
@@ -375,33 +447,426 @@ async def test_a_blob_that_can_only_be_asked_for_is_incomplete(mirror):
     assert found(await mirror.audit("--read")) == [("incomplete", lost)]
 
 
-async def test_all_blobs_of_each_target_are_read_once(world, tmp_path):
-    mirror = AuditedMirror(world, tmp_path, "one", "two")
-    images = [mirror.load(mirror.seed.image(), f"v{number}") for number in range(10)]
-    mirror.mapping["tags"] = tags("v*")
-    blobs = {digest for image in images for digest in image.blobs}
-    ran = await mirror.audit("--read")
-    assert whole(ran) == 20
-    assert ran.totals["read"]["blobs"] == 2 * len(blobs)
-    for place in mirror.targets.values():
-        place.journal.matching("GET", "blob").exactly(len(blobs))
+# Registries of every kind.
 
 
-async def test_a_head_may_leave_out_digest_and_length(mirror):
-    mirror.load(mirror.seed.image(), "v1", "v2")
-    mirror.mapping["tags"] = tags("v1", "v2")
-    for place in (mirror.source, mirror.target):
-        unsaid = {"Docker-Content-Digest": None, "Content-Length": None}
-        place.app.faults.on("HEAD", "manifest blob").lie(headers=unsaid)
+KINDS = ("strict", "referrers-in-pages", "distribution", "unknown-referrers-announced", "old")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "name"),
+    thinned(
+        [
+            *itertools.product(("strict", "distribution"), ("strict", "distribution"), FAMILIES),
+            *((kind, "strict", "everything") for kind in KINDS),
+            *(("strict", kind, "everything") for kind in KINDS),
+        ],
+        lambda cell: [cell[0]],
+        lambda cell: [cell[1], cell[2] == "everything"],
+        lambda cell: [cell[2]],
+    ),
+)
+async def test_what_a_run_has_brought_is_whole_and_what_is_lost_of_it_is_missed(
+    world, tmp_path, source, target, name
+):
+    scene = Scene(world, tmp_path, family(name), source, target)
+    await scene.succeed()
+    ran = await scene.run("audit")
+    scene.moved().none()
+    assert whole(ran) == 1
+    travelling = {image.top for image in scene.made.travelling}
+    assert ran.totals["artifacts"] == len(travelling)
+    scene.target.journal.matching("GET", "manifest", status=200).at_most(
+        ran.totals["manifests"] + (0 if has_api(scene.target) else len(travelling) + 1)
+    )
+    scene.target.journal.matching("HEAD", "blob").exactly(ran.totals["blobs"])
+
+    lost = sorted(travelling)[:2]
+    for digest in lost:
+        lose_manifest(scene.target, digest)
+    ran = await scene.run("audit")
+    scene.moved().none()
+    assert ran.report["failures"] == []
+    assert {*lost} <= {each["digest"] for each in ran.report["findings"]}
+
+
+CLOSED = ("gar", "acr-io")
+OPEN = ("dockerhub", "ecr", "ecr_public", "gar_open", "ghcr", "acr", "redirecting", "distribution3")
+
+
+@pytest.mark.parametrize("name", [*CLOSED, *OPEN])
+async def test_a_target_of_any_kind_is_looked_at_whole(mirror, name):
+    """Without a login: where that is refused, an image that may be there is no finding."""
+    target = mirror.world.persona(name)
+    repository = "library/app" if name == "dockerhub" else "team/a/app"
+    image = mirror.seed.index().load_into(mirror.source.app, "app", "v1")
+    image.load_into(target, repository, "v1")
+    mirror.registries["target"] = {"url": f"https://{target.row.hosts['registry']}"}
+    mirror.mapping["to"] = repository
+    ran = await mirror.run("audit", "--read")
+    target.journal.matching(MOVES).none()
+    if name in CLOSED:
+        assert (ran.status, ran.report["findings"]) == (2, [])
+        assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
+    else:
+        assert whole(ran) == 1
+        assert ran.totals["read"]["blobs"] == len(image.blobs)
+        target.journal.matching("HEAD", "blob", status=200).exactly(len(image.blobs))
+
+
+# Registries that do not answer as one would like.
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_repository_that_is_hidden_is_a_failure(mirror, status):
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.target.app.faults.on("GET", "manifest").status(status)
+    ran = await mirror.audit()
+    assert (ran.status, ran.report["findings"]) == (2, [])
+    assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
+    assert ran.totals["images"] == {"whole": 0, "flawed": 0, "failed": 1}
+
+
+async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_told(mirror):
+    image = mirror.load(mirror.seed.image(sizes=(100, 200)), "v1")
+    hidden, lost, *_ = image.blobs
+    lose_blob(mirror.target.app, lost)
+    mirror.target.app.faults.on("HEAD", "blob", reference=hidden).status(403)
+    ran = await mirror.audit()
+    assert (ran.status, found(ran)) == (2, [("incomplete", lost)])
+    assert only(ran.report["failures"])["target"] == "target.test/app:v1"
+    assert len(ran.failed) == 1
+
+
+async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(pair):
+    pair.mapping["tags"] = tags("v*")
+    pair.source.app.faults.on("GET", "tag_list").status(403)
+    failures = (await pair.audit()).report["failures"]
+    assert sorted(each["target"] for each in failures) == ["one.test/app:*", "two.test/app:*"]
+    for place in pair.targets.values():
+        assert not place.journal.entries
+
+
+async def test_a_tag_that_the_source_lost_is_a_failure(mirror):
+    mirror.seed.image().load_into(mirror.target.app, "app", "v1")
+    mirror.seed.image().load_into(mirror.source.app, "app", "v2")
+    ran = await mirror.audit()
+    assert (ran.status, ran.report["findings"]) == (2, [])
+    assert only(ran.report["failures"])["error"]["code"] == "SOURCE_ERROR"
+
+
+async def test_an_index_that_has_no_end_is_a_failure(mirror):
+    mirror.seed.image().load_into(mirror.source.app, "app", "v1")
+    nested = mirror.seed.image()
+    for _ in range(5):
+        nested = mirror.seed.index([nested])
+    nested.load_into(mirror.target.app, "app", "v1")
+    ran = await mirror.audit()
+    assert found(ran) == [("differs", nested.top)]
+    error = only(ran.report["failures"])["error"]
+    assert error["code"] == "CONTENT_ERROR"
+    assert "nested more than 4 deep" in error["message"]
+
+
+async def test_of_two_sources_of_a_tag_the_later_one_is_a_failure(mirror):
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.others.append({"from": "other", "to": "app", "tags": tags("v1")})
+    ran = await mirror.audit()
+    failure = only(ran.report["failures"])
+    assert (failure["source"], failure["error"]["code"]) == ("source.test/other:v1", "TARGET_ERROR")
+    assert "mappings[0] writes this tag too" in failure["error"]["message"]
+    assert ran.totals["images"] == {"whole": 1, "flawed": 0, "failed": 1}
+
+
+async def test_a_mapping_that_selects_nothing_is_a_warning(mirror):
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.mapping["tags"] = tags("w*")
+    mirror.write(mirror.mapping)
+    ran = await mirror.world.run("audit", "--json", "-c", str(mirror.file))
+    assert ran.status == 0, ran.err
+    assert "source.test/app" in ran.err
+
+
+async def test_a_target_that_is_away_fails_alone(pair):
+    for number in range(40):
+        pair.load(pair.seed.image(), f"v{number}")
+    pair.mapping["tags"] = tags("v*")
+    pair.target.fail("refused")
+    ran = await pair.audit()
+    assert (ran.status, ran.report["findings"]) == (2, [])
+    codes = [each["error"]["code"] for each in ran.report["failures"]]
+    assert codes == ["NETWORK_ERROR"] * 40
+    assert ran.totals["images"]["whole"] == 40
+    # The other one does not wait until the first is given up.
+    times = [each.time for each in pair.targets["two"].journal.entries]
+    assert times[-1] - times[0] < 1
+
+
+async def test_an_audit_shows_how_far_it_is(mirror):
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.write(mirror.mapping)
+    mirror.target.app.faults.on("HEAD", "blob").delay(40)
+    ran = await mirror.world.run("audit", "-c", str(mirror.file))
+    assert ran.err.splitlines() == ["still running: 0 of 1 images"]
+
+
+# From a lock, of which no source is asked.
+
+
+class LockedAudit(AuditedMirror):
+    """A mirror whose source was locked, and is asked no more."""
+
+    async def make_lock(self) -> None:
+        assert (await self.run("lock")).status == 0
+
+    async def audit(self, *options: str, **top: object) -> Ran:
+        ran = await super().audit("--locked", *options, **top)
+        assert not self.source.journal.entries
+        return ran
+
+
+@pytest.fixture
+def locked(world: Virtual, tmp_path: Path) -> LockedAudit:
+    return LockedAudit(world, tmp_path)
+
+
+async def test_a_lock_says_what_is_expected_and_no_source_is_asked(locked):
+    """Nor its token service. Another lock can be named."""
+    service = TokenService(realm="http://token.test/token", now=anyio.current_time)
+    locked.world.listen(service, "token.test")
+    locked.source.app.auth = service
+    blobs = {digest for each in chain(locked) for digest in each.blobs}
+    locked.mapping["tags"] = tags("v*")
+    await locked.make_lock()
+    elsewhere = locked.directory / "reviewed.lock"
+    locked.lock.rename(elsewhere)
+    service.journal.clear()
+    # What happens at the source afterwards changes nothing.
+    locked.seed.image().load_into(locked.source.app, "app", "v1", "v2")
+
+    ran = await locked.audit("--lock", str(elsewhere))
+    assert whole(ran) == 1
+    assert asked(locked.target) == {"GET manifest": 3, "HEAD blob": len(blobs), "GET referrers": 3}
+    assert list(ran.totals["requests"]) == ["target.test"]
+    assert not service.journal.entries
+
+
+async def test_what_is_not_as_in_the_lock_is_found(locked):
+    image, bill, signature = chain(locked, "v1", "v2")
+    locked.mapping["tags"] = tags("v1", "v2")
+    await locked.make_lock()
+    other = locked.seed.image().load_into(locked.target.app, "app", "v2")
+    assert found(await locked.audit()) == [("differs", other.top)]
+    del locked.target.app.repositories["app"].tags["v2"]
+    assert found(await locked.audit()) == [("missing", None)]
+    image.load_into(locked.target.app, "app", "v2")
+    lose_manifest(locked.target.app, signature.top)
+    assert found(await locked.audit()) == [("artifact_missing", signature.top)] * 2
+    lose_manifest(locked.target.app, bill.top)
+    assert {digest for _, digest in found(await locked.audit())} == {bill.top, signature.top}
+
+
+async def test_a_trimmed_index_is_known_from_the_lock(locked):
+    index = locked.seed.index(platforms=("linux/amd64", "linux/arm64"))
+    index.load_into(locked.source.app, "app", "v1")
+    locked.mapping["platforms"] = ["linux/amd64"]
+    await locked.make_lock()
+    assert (await locked.run("sync", "--locked")).statuses() == ["synced"]
+    (locked.cache / "state.db").unlink()
+    assert whole(await locked.audit()) == 1
+
+
+async def test_signatures_of_cosign_are_those_of_the_lock(locked):
+    image = locked.load(locked.seed.image(), "v1")
+    locked.mapping["tags"] = tags("v*")
+    tag = referrers_tag(image.top) + ".sig"
+    signature = locked.load(locked.seed.image(), tag)
+    above = locked.load(locked.seed.image(), referrers_tag(signature.top) + ".att")
+    await locked.make_lock()
+    ran = await locked.audit()
+    assert (whole(ran), ran.totals["artifacts"]) == (1, 2)
+    lose_manifest(locked.target.app, above.top)
+    assert found(await locked.audit()) == [("artifact_missing", above.top)]
+    other = locked.seed.image().load_into(locked.target.app, "app", tag)
+    assert ("differs", other.top) in found(await locked.audit())
+
+
+async def test_artifacts_that_a_mapping_refuses_are_not_missed(locked):
+    """The lock has them, because another mapping takes them."""
+    image = locked.load(locked.seed.image(), "v1")
+    bill = locked.seed.artifact(image, SBOM).load_into(locked.source.app, "app")
+    signature = locked.load(locked.seed.artifact(image, SIGNATURE))
+    for loaded in (image, bill, signature):
+        loaded.load_into(locked.target.app, "other", *(["v1"] if loaded is image else []))
+    locked.mapping["artifacts"] = {"exclude": [SBOM]}
+    locked.others = [{"from": "app", "to": "other", "tags": tags("v1")}]
+    await locked.make_lock()
+    assert whole(await locked.audit()) == 2
+    lose_manifest(locked.target.app, signature.top)
+    assert found(await locked.audit()) == [("artifact_missing", signature.top)]
+
+
+# What is held back by its age.
+
+
+async def test_what_is_held_back_is_neither_missing_nor_different(mirror):
+    """What the target holds meanwhile is looked at whole all the same."""
+    mirror.mapping |= {"min_age": "3d", "tags": tags("v1", "v2")}
+    old = mirror.load(mirror.seed.image(), "v1")
+    new = mirror.seed.image().load_into(mirror.source.app, "app", "v1", "v2")
+    await mirror.run("sync")
+    assert mirror.target.app.tags("app") == {"v1": old.top}
+    assert whole(await mirror.audit()) == 2
+    assert asked(mirror.source) == {"HEAD manifest": 2}
+    mirror.target.journal.matching("HEAD", "blob").exactly(len(old.blobs))
+    lost = next(iter(old.blobs))
+    lose_blob(mirror.target.app, lost)
+    assert found(await mirror.audit()) == [("incomplete", lost)]
+
+    await anyio.sleep(3 * DAY)
+    assert {kind for kind, _ in found(await mirror.audit())} == {"differs", "missing", "incomplete"}
+    await mirror.run("sync")
+    assert mirror.target.app.tags("app") == {"v1": new.top, "v2": new.top}
     assert whole(await mirror.audit()) == 2
 
 
-async def test_a_blob_of_another_length_is_corrupt(mirror):
-    image = mirror.load(mirror.seed.image(), "v1")
-    cut = next(iter(image.blobs))
+async def test_of_an_index_that_is_held_back_nothing_is_read_and_no_time_is_noted(mirror):
+    mirror.mapping |= {"min_age": "3d", "platforms": ["linux/amd64"]}
+    mirror.seed.index().load_into(mirror.source.app, "app", "v1")
+    assert whole(await mirror.audit()) == 1
+    assert asked(mirror.source) == {"HEAD manifest": 1}
+    assert not mirror.cache.exists()
+
+
+async def test_a_time_in_the_lock_counts(locked):
+    locked.mapping["min_age"] = "3d"
+    locked.seed.image().load_into(locked.source.app, "app", "v1")
+    await locked.make_lock()
+    assert whole(await locked.audit()) == 1
+    await anyio.sleep(3 * DAY)
+    assert only(found(await locked.audit())) == ("missing", None)
+
+
+async def test_without_a_place_for_the_times_nothing_is_attempted(mirror):
+    config = mirror.text({"from": "app", "tags": tags("v1"), "min_age": "3d"})
+    ran = await mirror.world.run("audit", "-c", "-", stdin=config)
+    assert ran.status == 3
+    assert "min_age" in ran.err
+    assert not mirror.target.journal.entries
+
+
+# Signals, receipts, shards, layouts.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(mirror, number):
+    image = mirror.load(mirror.seed.image(), "v1", "v2")
+    mirror.mapping["tags"] = tags("v1", "v2", "v3")
+    mirror.seed.image().load_into(mirror.source.app, "app", "v3")
+    receipt = mirror.directory / "there.txt"
+    receipt.write_text("as it was")
     faults = mirror.target.app.faults
-    faults.on("HEAD", "blob", reference=cut).lie(headers={"Content-Length": "7"})
-    finding = only((await mirror.audit()).report["findings"])
-    assert (finding["finding"], finding["digest"]) == ("corrupt", cut)
-    size = len(image.blobs[cut])
-    assert finding["message"] == f"blob {cut}: it has 7 bytes, its descriptor says {size}"
+    faults.on("HEAD", "blob", reference=next(iter(image.blobs))).stall()
+    async with stopped_at(5.0, number=number):
+        ran = await mirror.run("audit", "--receipt", str(receipt))
+    assert ran.status == 128 + number
+    assert ran.seconds == pytest.approx(5.0, abs=0.01)
+    assert ran.report["interrupted"]
+    assert [each for each, _ in found(ran)] == ["missing"]
+    assert ran.totals["images"] == {"whole": 0, "flawed": 1, "failed": 0, "undone": 2}
+    assert receipt.read_text() == "as it was"
+
+
+async def test_a_receipt_names_what_is_there(mirror):
+    image = mirror.seed.image(sizes=(100, 200))
+    bill = mirror.seed.artifact(image, SBOM)
+    mirror.load(image, "v1", artifacts=(bill,))
+    lost, wrong, *_ = image.blobs
+    lose_blob(mirror.target.app, lost)
+    mirror.target.app.faults.on("GET", "blob", reference=wrong).corrupt()
+    receipt = mirror.directory / "there.txt"
+    ran = await mirror.audit("--read", "--receipt", str(receipt))
+    assert found(ran) == sorted([("incomplete", lost), ("corrupt", wrong)])
+    there = {*image.contents(), *bill.contents()} - {lost, wrong}
+    lines = receipt.read_text().splitlines()
+    assert lines == sorted(f"{digest} target.test/app" for digest in there)
+    # Nobody needs to read these two bytes to know them.
+    assert digest_of(b"{}") in there
+    mirror.target.journal.matching("GET", "blob", reference=digest_of(b"{}")).none()
+
+
+@pytest.mark.parametrize("trouble", ["no directory", "full disk"])
+async def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
+    mirror, monkeypatch, trouble
+):
+    mirror.load(mirror.seed.image(), "v1")
+    places = mirror.directory / "receipts"
+    if trouble == "full disk":
+        places.mkdir()
+    receipt = places / "there.txt"
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fail)
+    mirror.write(mirror.mapping)
+    ran = await mirror.world.run("audit", "-c", str(mirror.file), "--receipt", str(receipt))
+    assert str(receipt) in ran.err
+    if trouble == "no directory":
+        assert ran.status == 3
+        assert not mirror.target.journal.entries
+    else:
+        assert (ran.status, os.listdir(places)) == (2, [])
+
+
+async def test_mappings_are_shared_among_shards(mirror):
+    for name in ("app", "two"):
+        mirror.seed.image().load_into(mirror.source.app, name, tag="v1")
+    mirror.others = [{"from": "two", "tags": tags("v1")}]
+    told = []
+    for shard in ("0/2", "1/2"):
+        findings = (await mirror.audit("--shard", shard)).report["findings"]
+        told += [each["target"].rpartition("/")[2] for each in findings]
+    assert sorted(told) == ["app:v1", "two:v1"]
+
+
+async def test_what_was_left_out_of_a_layout_is_not_missed(mirror):
+    """The receipt of one audit thins a layout; another audit finds that layout whole."""
+    mirror.load(mirror.seed.image(sizes=(400, 500)), "v1")
+    assert whole(await mirror.audit("--receipt", str(mirror.directory / "far.txt"))) == 1
+    mirror.registries["target"] = {"url": "oci-layout:disk", "assume": "far.txt"}
+    assert (await mirror.run("sync")).status == 0
+    ran = await mirror.audit("--read")
+    assert whole(ran) == 1
+    assert ran.totals["blobs"] == 1, "the config alone is there"
+
+
+# Two real registries.
+
+
+@pytest.mark.slow
+def test_the_requests_between_two_real_registries(docker_registries, tmp_path):
+    """They have no referrers API: one question shows that, then one listing stands for the fallback
+    tags of the index and its two children.
+    """
+    source, target = docker_registries(), docker_registries()
+    file = tmp_path / "mirror.yaml"
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("v*")}
+    file.write_text(document(ends, mapping, defaults={"artifacts": {}}))
+    image = Seed(7).index(platforms=("linux/amd64", "linux/arm64/v8"))
+    push_http(image, source, "app", "v1", "latest")
+    for command in ("lock", "sync"):
+        assert run_regsync(command, "-q", "-c", str(file)).status == 0
+    (tmp_path / ".regsync" / "state.db").unlink()
+    blobs = len(image.blobs)
+    at_target = {"manifest_get": 3 + 1, "blob_head": blobs, "tag_list": 1}
+    at_source = {"tag_list": 1, "manifest_head": 1, "manifest_get": 1}
+    audit = ("audit", "--json", "-q", "-c", str(file))
+    for options, at_ends in (
+        (["--read"], {source: at_source, target: {**at_target, "blob_get": blobs}}),
+        (["--locked"], {target: at_target}),
+    ):
+        ran = run_regsync(*audit, *options)
+        assert whole(ran) == 1
+        assert ran.totals["requests"] == at_ends

@@ -1,0 +1,1061 @@
+"""Who waits, for how long, and who does not have to: permits and windows (docs/design.md I8), rates and
+quotas, outages, and logins that end before their time (section 6, rule 2, and section 9).
+
+Requests are counted at the registry; what refuses them is the harness's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import resource
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
+from conformance.content.images import Image, Seed
+from conformance.messages import Answer, Request, Response, error
+from conformance.programs import docker_registry
+from conformance.providers.personas import Persona, Provider
+from conformance.providers.rates import Cap
+from conformance.registry.app import App
+from conformance.registry.tokens import Challenge, TokenService, plain
+from conformance.server.memory import Link, Place
+from tests.ends import Ran, Virtual, document, held, only, started, stopped_at, tags
+from tests.mirrors import Mirror
+
+KIB, MIB = 1 << 10, 1 << 20
+NEAR = Link(latency=0.02)
+ALL = {"from": "app", "tags": tags("*")}
+LOGIN = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+
+
+class Near(Mirror):
+    """Registries 20 ms away, and images without artifacts."""
+
+    def __init__(self, world: Virtual, directory: Path, *names: str, **options: Any) -> None:
+        super().__init__(world, directory, *names, **{"up": NEAR, "down": NEAR, **options})
+        self.registries: dict[str, Any] = {}
+
+    def hold(
+        self, count: int, *sizes: int, name: str = "app", place: Place | None = None
+    ) -> list[Image]:
+        """Hold images v0, v1 and so on with blobs of their own, at the source or another place."""
+        return [
+            self.seed.image(layers=[self.seed.blob(size) for size in sizes or (3000,)]).load_into(
+                (place or self.source).app, name, f"v{number}"
+            )
+            for number in range(count)
+        ]
+
+    async def copy(self, *mappings: Mapping[str, Any], **top: Any) -> Ran:
+        """Run them; a run that hangs is ended, and fails, after twenty of its minutes."""
+        top["registries"] = {**self.registries, **top.get("registries", {})}
+        defaults = {"artifacts": {"enabled": False}, **top.pop("defaults", {})}
+        with anyio.fail_after(1200):
+            return await self.sync(*(mappings or [ALL]), defaults=defaults, **top)
+
+    def limit(self, **most: int) -> None:
+        """Bound what may be asked at once of registries, by alias."""
+        places = {"source": self.source, **self.targets}
+        for alias, number in most.items():
+            self.registries[alias] = {"url": places[alias].url, "max_concurrent": number}
+
+
+@pytest.fixture
+def near(world: Virtual, tmp_path: Path) -> Near:
+    return Near(world, tmp_path)
+
+
+def arrived(ran: Ran, place: Place, images: list[Image], name: str = "app") -> None:
+    assert {*ran.statuses()} == {"synced"}, ran.err
+    assert all(held(place, name, image) for image in images)
+
+
+def times_of(place: Place, *condition: Any, **more: Any) -> list[float]:
+    return [each.time for each in place.journal.matching(*condition, **more)]
+
+
+# Permits: who waits holds nothing.
+
+
+@pytest.mark.parametrize("cap", [2, 3, 5, 50])
+async def test_two_registries_copy_to_each_other_at_once(world, tmp_path, cap):
+    link = Link(latency=0.005, bandwidth=20 * MIB)
+    mirror = Near(world, tmp_path, up=link, down=link)
+    there = mirror.hold(6, MIB + 1, MIB + 2, 900)
+    back = mirror.hold(6, MIB + 1, MIB + 2, 900, name="back", place=mirror.target)
+    mirror.limit(source=cap, target=cap)
+    away = {"source": "target", "from": "back", "targets": ["source"], "tags": tags("*")}
+    ran = await mirror.copy(ALL, away)
+    arrived(ran, mirror.target, there)
+    arrived(ran, mirror.source, back, "back")
+    assert ran.seconds < 60
+
+
+@pytest.mark.provokes("upload_abandoned")
+async def test_chunks_both_ways_between_two_registries_with_one_permit_each_arrive(near):
+    """A body that is being read keeps its permit, which the other way's chunk would wait for."""
+    there = near.hold(2, 17 * MIB, 3 * MIB)
+    back = near.hold(2, 17 * MIB, 3 * MIB, name="back", place=near.target)
+    for place in (near.source, near.target):
+        refuse_whole_bodies(place)
+    near.limit(source=1, target=1)
+    away = {"source": "target", "from": "back", "targets": ["source"], "tags": tags("*")}
+    ran = await near.copy(ALL, away)
+    arrived(ran, near.target, there)
+    arrived(ran, near.source, back, "back")
+
+
+def refuse_whole_bodies(place: Place) -> None:
+    place.app.faults.on("PUT", "upload", where=lambda asked: bool(asked.length())).status(405)
+
+
+@pytest.mark.provokes("upload_abandoned")
+@pytest.mark.parametrize("cap", [1, 2, 3])
+async def test_a_registry_that_takes_chunks_only_is_no_trap_for_bodies_that_wait(near, cap):
+    """The first refusals teach how to send, while other bodies wait for the same few permits."""
+    images = near.hold(8, 6000, 900)
+    refuse_whole_bodies(near.target)
+    near.limit(target=cap)
+    arrived(await near.copy(), near.target, images)
+
+
+async def test_one_manifest_that_is_never_there_costs_the_others_no_time(world, tmp_path):
+    """A gateway answers 503 to it for ever."""
+    seconds = list[float]()
+    for number, is_ill in enumerate((False, True)):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        mirror = Near(world, directory)
+        images = mirror.hold(50, 20_000)
+        if is_ill:
+            mirror.source.app.faults.on("GET", "manifest", reference="v7").status(503)
+        began = anyio.current_time()
+        ran = await mirror.copy()
+        assert ran.statuses().count("synced") == 50 - is_ill
+        assert all(
+            held(mirror.target, "app", each)
+            for at, each in enumerate(images)
+            if (at, is_ill) != (7, 1)
+        )
+        seconds.append(max(times_of(mirror.target, "PUT", "manifest")) - began)
+    well, ill = seconds
+    assert ill < well + 3
+
+
+@pytest.mark.parametrize("throttled", [False, True])
+async def test_of_two_sources_the_fast_one_loses_no_time_with_a_throttled_one(near, throttled):
+    slow = near.world.registry("slow.test", up=NEAR, down=NEAR)
+    near.registries["slow"] = slow
+    fast = near.hold(20)
+    others = near.hold(20, name="others", place=slow)
+    if throttled:
+        slow.app.faults.on("GET", "blob").first(8).status(429, retry_after=30)
+    ran = await near.copy(
+        {"source": "slow", "targets": ["target"], "from": "others", "tags": tags("*")},
+        {**ALL, "targets": ["target"]},
+    )
+    arrived(ran, near.target, fast)
+    arrived(ran, near.target, others, "others")
+    assert max(times_of(near.target, "PUT", "manifest", repository="app")) < 2
+    assert (ran.seconds > 30) == throttled
+
+
+async def test_many_who_find_a_registry_busy_come_in_the_order_in_which_they_came(near):
+    """A registry that takes two requests at a time and answers after a second."""
+    images = near.hold(12, 900)
+    open_requests = most_open(near.target, 2)
+    near.limit(target=2)
+    arrived(await near.copy(), near.target, images)
+    assert max(open_requests) == 2
+
+
+def most_open(place: Place, most: int) -> list[int]:
+    """Let a registry take a second for each request, and refuse to take more of them at once.
+    Return how many were open, whenever one came.
+    """
+    counts = [0]
+    open_now = 0
+
+    async def slowly(request: Request) -> Answer | None:
+        nonlocal open_now
+        open_now += 1
+        counts.append(open_now)
+        await anyio.sleep(1)
+        open_now -= 1
+        return error(500, "UNKNOWN", "too many at once") if counts[-1] > most else None
+
+    place.app.intercept = slowly
+    return counts
+
+
+async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds(near):
+    near.hold(20, 900)
+    for alias, most in (("one", 7), ("two", 3), ("three", 5)):
+        near.registries[alias] = {"url": near.target.url, "max_concurrent": most}
+    open_requests = most_open(near.target, 3)
+    targets = [["one", "two", "three"][number % 3] for number in range(9)]
+    ran = await near.copy(
+        *({**ALL, "to": f"to{n}", "targets": [alias]} for n, alias in enumerate(targets))
+    )
+    assert {*ran.statuses()} == {"synced"}, ran.err
+    assert max(open_requests) == 3
+
+
+async def test_a_registry_gets_a_quarter_of_the_files_that_may_be_open(near, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    near.hold(60, 900, 901)
+    near.limit(target=50)
+    open_requests = most_open(near.target, 10)
+    assert {*(await near.copy()).statuses()} == {"synced"}
+    assert max(open_requests) == 10
+
+
+@pytest.mark.parametrize(("hard", "raised"), [(4096, 4096), (1 << 20, 65536)])
+async def test_as_many_files_are_opened_as_the_system_lets_us(near, monkeypatch, hard, raised):
+    asked = list[tuple[int, int]]()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    images = near.hold(1)
+    arrived(await near.copy(), near.target, images)
+    assert asked == [(raised, hard)]
+
+
+async def test_a_copy_within_a_registry_that_allows_one_request_is_refused(near):
+    near.limit(source=1)
+    near.write(registries=near.registries)
+    where = ["source.test/app:v1", "source.test/other:v1"]
+    ran = await near.world.run("copy", "--no-artifacts", "-c", str(near.file), *where)
+    assert ran.status == 3
+    errors = [line for line in ran.err.splitlines() if line.startswith("error")]
+    assert "max_concurrent is 1" in only(errors)
+    assert not near.source.journal.entries
+
+
+# Storage behind a registry.
+
+
+def redirecting(near: Near, images: int) -> tuple[App, list[Image]]:
+    """Let a registry be the source whose blobs are elsewhere; return that storage."""
+    provider = near.world.persona("redirecting")
+    near.registries["source"] = f"https://{provider.row.hosts['registry']}"
+    sizes = range(images)
+    held_there = [near.seed.image(sizes=(5000,)) for _ in sizes]
+    for number, image in enumerate(held_there):
+        image.load_into(provider, "app", f"v{number}")
+    return provider.sites["storage"], held_there
+
+
+async def test_what_storage_refuses_does_not_narrow_the_registrys_window(near):
+    storage, images = redirecting(near, 30)
+    storage.faults.on("GET").first(10).status(429, retry_after=1)
+    ran = await near.copy()
+    arrived(ran, near.target, images)
+    assert ran.seconds < 10
+
+
+# A refusal is about one action.
+
+
+def refuse(
+    place: Place, where: Callable[[Request], bool], until: float, pause: str = ""
+) -> list[float]:
+    """Answer 429 to what `where` picks, until a time; return when that happened."""
+    refused = list[float]()
+    headers = [("Retry-After", pause)] if pause else []
+
+    def intercept(request: Request) -> Answer | None:
+        if anyio.current_time() >= until or not where(request):
+            return None
+        refused.append(anyio.current_time())
+        return error(429, "TOOMANYREQUESTS", "slowly", headers=headers)
+
+    place.app.intercept = intercept
+    return refused
+
+
+def is_manifest_put(request: Request) -> bool:
+    return (request.method, request.kind) == ("PUT", "manifest")
+
+
+async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(near):
+    images = near.hold(30, 100_000)
+    refused = refuse(near.target, is_manifest_put, until=1.0, pause="30")
+    ran = await near.copy()
+    arrived(ran, near.target, images)
+    assert len(refused) <= 4, "those that were under way"
+    for place, method, kind in (
+        (near.source, "GET", "manifest"),
+        (near.source, "GET", "blob"),
+        (near.target, "POST", "upload_start"),
+        (near.target, "PUT", "upload"),
+    ):
+        assert len(times_of(place, method, kind)) >= 29
+        assert max(times_of(place, method, kind)) < min(refused) + 2
+    puts = times_of(near.target, "PUT", "manifest", status=201)
+    assert len(puts) == 30
+    assert min(puts) >= min(refused) + 30, "the window rests for all its users"
+    assert ran.seconds < 35, "once, not for each of them"
+    assert ran.totals["throttled"] == {"target.test": len(refused)}
+
+
+async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(
+    world, tmp_path
+):
+    """Transfers that wait hold nothing of the source, so that the other target has all of it."""
+    mirror = Near(world, tmp_path, "busy", "well")
+    busy, well = mirror.targets.values()
+    mirror.hold(20)
+    mirror.hold(20, name="other")
+    refused = refuse(busy, lambda asked: asked.kind == "upload_start", until=20.0, pause="30")
+    mirror.limit(source=4)
+    other = {"from": "other", "tags": tags("*"), "targets": ["well"]}
+    ran = await mirror.copy({**ALL, "targets": ["busy"]}, other)
+    assert ran.statuses() == ["synced"] * 40
+    assert max(times_of(well, "PUT", "manifest")) < 10
+    assert min(times_of(busy, "PUT", "upload")) >= min(refused) + 30
+    assert len(refused) <= 4
+    assert ran.seconds < 40
+
+
+async def test_a_503_with_retry_after_rests_the_window_too(near):
+    images = near.hold(30)
+    near.source.app.faults.on("GET", "manifest").nth(8).status(503, headers={"Retry-After": "20"})
+    arrived(await near.copy(), near.target, images)
+    at = only(times_of(near.source, "GET", "manifest", status=503))
+    asked = times_of(near.source, "GET", "manifest")
+    assert not [each for each in asked if at + 0.05 < each < at + 20]
+    assert max(times_of(near.source, "GET", "blob")) > 20
+
+
+async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it(near):
+    near.hold(200)
+    refused = refuse(near.source, lambda asked: asked.kind == "manifest", until=1e9, pause="60")
+    ran = await near.copy()
+    assert ran.statuses() == ["failed"] * 200
+    assert 600 < ran.seconds < 900
+    assert len(refused) < 40, "one at a time asks whether the registry has changed its mind"
+
+
+async def test_a_copy_inside_a_registry_of_one_window_ends(near):
+    """There a blob's GET and PUT draw on the same window, which no finished transfer may leave
+    narrower.
+    """
+    place = near.world.listen(App(mounts=False), "ghcr.io", scheme="https", up=NEAR, down=NEAR)
+    images = near.hold(40, 100_000, 100_000, name="o/app", place=place)
+    refused = refuse(place, lambda asked: asked.kind == "upload", until=8.0)
+    near.registries = dict.fromkeys(("source", "target"), anonymous("ghcr.io"))
+    ran = await near.copy({"from": "o/app", "to": "o/kept", "tags": tags("*")})
+    assert refused
+    arrived(ran, place, images, "o/kept")
+
+
+def anonymous(host: str) -> dict[str, str]:
+    return {"url": host, "auth_type": "anonymous"}
+
+
+# Rates that are published, and one that nobody has published.
+
+# Requests a second for an account and region:
+# https://docs.aws.amazon.com/AmazonECR/latest/userguide/service-quotas.html
+ECR_CAPS = {
+    "manifest_put": 10,
+    "upload_start": 100,
+    "upload_finish": 100,
+    "upload_body": 500,
+    "blob_head": 1000,
+    "blob_get": 3000,
+    "manifest_get": 2000,
+    "manifest_head": 2000,
+}
+
+
+async def test_ecrs_published_rates_are_kept_and_used(near):
+    """The target refuses what is more than its caps allow in any second."""
+    images = near.hold(60, 3000, 3001)
+    host = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+    caps = [Cap(most, actions=frozenset({action})) for action, most in ECR_CAPS.items()]
+    persona = Persona("", hosts={"registry": host}, mount="committed", caps=lambda provider: caps)
+    ecr = Provider(persona, now=anyio.current_time, wall=near.world.wall)
+    target = near.world.listen(ecr, host, scheme="https", up=NEAR, down=NEAR)
+    near.registries["target"] = anonymous(host)
+    ran = await near.copy()
+    arrived(ran, target, images)
+    assert not ecr.rates.refused
+    assert ran.totals["requests"][host]["manifest_put"] == 60
+    assert ran.seconds < 60 / 9 + 1
+
+
+async def test_a_google_project_is_rationed_apart_from_its_neighbour(near):
+    """One window and bucket a project: the second one's work does not wait for the first one's."""
+    images = {name: near.hold(40, 10, 20, name=name) for name in ("one", "two")}
+    host = "europe-docker.pkg.dev"
+    target = near.world.listen(App(), host, scheme="https", up=NEAR, down=NEAR)
+    near.registries["target"] = anonymous(host)
+    ran = await near.copy(
+        *({"from": name, "to": f"{name}/r/app", "tags": tags("*")} for name in images)
+    )
+    for project in images:
+        arrived(ran, target, images[project], f"{project}/r/app")
+        mine = [each.time for each in target.journal.entries if f"/{project}/" in each.target]
+        assert len(mine) > 300 - 30
+        assert most_in_a_second(mine) <= 240 + 30
+    assert most_in_a_second([each.time for each in target.journal.entries]) > 240 + 30
+
+
+def most_in_a_second(times: list[float]) -> int:
+    return max(sum(at <= other < at + 1 for other in times) for at in times)
+
+
+class Limiter:
+    """A registry that takes so many requests in any second; it counts what it refuses."""
+
+    def __init__(self, requests: int, *, tells: bool) -> None:
+        self.requests = requests
+        self.tells = tells
+        self.taken = list[float]()
+        self.asked = self.refused = self.refused_bytes = 0
+
+    def __call__(self, request: Request) -> Answer | None:
+        now = anyio.current_time()
+        self.asked += 1
+        self.taken = [moment for moment in self.taken if moment > now - 1]
+        if len(self.taken) < self.requests:
+            self.taken.append(now)
+            return None
+        self.refused += 1
+        self.refused_bytes += request.length() or 0
+        pause = [("Retry-After", "1")] if self.tells else []
+        return error(429, "TOOMANYREQUESTS", "slowly", headers=pause)
+
+
+@pytest.mark.parametrize(("tells", "most"), [(True, 90), (False, 140)])
+async def test_few_bodies_are_sent_in_vain_to_a_registry_that_takes_40_requests_a_second(
+    near, tells, most
+):
+    near.hold(40, 1500, 1501, 1502, 1503)
+    near.target.app.intercept = limiter = Limiter(40, tells=tells)
+    near.limit(target=16)
+    ran = await near.copy()
+    assert ran.statuses() == ["synced"] * 40
+    assert 440 <= limiter.asked - limiter.refused <= 460
+    assert 10 < ran.seconds < 20  # at 40 requests a second: 10 pauses at least
+    assert limiter.refused <= most
+    assert limiter.refused_bytes <= most * 1000
+
+
+async def test_one_stray_refusal_costs_its_pause_alone(near):
+    near.hold(40, 1500, 1501, 1502, 1503)
+    near.target.app.faults.on("POST").nth(30).status(429, retry_after=1)
+    near.limit(target=16)
+    ran = await near.copy()
+    assert ran.statuses() == ["synced"] * 40
+    assert ran.seconds < 3.5
+
+
+# What is left of a quota.
+
+
+async def test_docker_hubs_quota_is_used_up_and_hardly_overdrawn(near):
+    hub = near.world.persona("dockerhub")
+    near.registries["source"] = "docker.io"
+    for number in range(130):
+        near.seed.image(sizes=(500,)).load_into(hub, "library/app", tag=f"v{number}")
+    ran = await near.copy()
+    assert ran.status == 1
+    # Who had begun is brought to its end, though its registry takes no further question.
+    assert sorted(ran.statuses()) == ["failed"] * 30 + ["synced"] * 100
+    assert len(near.target.app.tags("app")) == 100
+    assert hub.journal.count("GET", "manifest", status=200) == 100
+    assert 1 <= hub.journal.count("GET", "manifest", status=429) <= 30
+    failed = [each["error"]["message"] for each in ran.images if each["status"] == "failed"]
+    assert all("quota is used up" in text and "until 2026-01-01 06:0" in text for text in failed)
+    assert ran.seconds < 60
+
+
+async def test_a_quota_that_others_have_used_up_costs_one_refusal(near):
+    """It closes the lane of manifests; HEADs go on."""
+    hub = near.world.persona("dockerhub")
+    near.registries["source"] = "docker.io"
+    near.hold(5, place=near.target)
+    for number in range(5):
+        near.seed.image(sizes=(500,)).load_into(hub, "library/app", tag=f"v{number}")
+    assert hub.tokens is not None
+    scope = "service=registry.docker.io&scope=repository:library/app:pull"
+    token = hub.tokens.request("GET", f"/token?{scope}", []).json()["token"]
+    for _ in range(100):
+        login = [("Authorization", f"Bearer {token}"), ("Accept", ACCEPT)]
+        assert hub.request("GET", "/v2/library/app/manifests/v0", login).status == 200
+    assert (await near.copy()).statuses() == ["failed"] * 5
+    assert hub.journal.count("HEAD", "manifest", status=200) == 5
+    assert hub.journal.count("GET", "manifest", status=429) == 1
+
+
+def with_quota(provider: Provider, request: Request, answer: Response) -> Response:
+    """Tell how many manifests more there may be within a minute."""
+    if request.kind == "manifest":
+        left = provider.rates.remaining(provider.rates.caps[0], request)
+        told = {"Limit": "30", "Remaining": str(left), "Reset": "60"}
+        answer.headers += [(f"X-RateLimit-{name}", value) for name, value in told.items()]
+    return answer
+
+
+async def test_discovery_stops_at_the_wall_and_resumes_by_itself(near):
+    row = Persona(
+        source="docs/protocol-facts.md section 7.1",
+        hosts={"registry": "rationed.test"},
+        caps=lambda provider: (Cap(30, 60.0, frozenset({"manifest_get"})),),
+        after=(with_quota,),
+    )
+    rationed = Provider(row, now=anyio.current_time, wall=near.world.wall)
+    source = near.world.listen(rationed, "rationed.test", up=NEAR, down=NEAR)
+    images = near.hold(100, place=source)
+    near.registries["source"] = source
+    ran = await near.copy()
+    arrived(ran, near.target, images)
+    assert rationed.rates.refused["manifest_get"] <= 3 * 8
+    assert 180 < ran.seconds < 300
+    asked = sorted(times_of(source, "GET", "manifest", status=200))
+    put = sorted(times_of(near.target, "PUT", "manifest", status=201))
+    # Execution goes on meanwhile: each image is there soon after it was found.
+    assert all(0 < there - found < 3 for found, there in zip(asked, put, strict=True))
+
+
+# A registry that is stopped.
+
+
+async def test_a_registry_that_asks_for_hours_is_not_asked_again(near):
+    """The first contact is one request that the others wait for."""
+    near.hold(3)
+    near.source.app.faults.on().status(429, "TOOMANYREQUESTS", retry_after=7200)
+    ran = await near.copy({"from": "app", "tags": tags("v0", "v1", "v2")})
+    assert len(ran.failed) == 3
+    assert all("TOOMANYREQUESTS" in line and "2h00m" in line for line in ran.failed)
+    near.source.journal.matching("GET", "manifest").exactly(1)
+
+
+async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(world, tmp_path):
+    mirror = Near(world, tmp_path, "asks", "other")
+    mirror.hold(40)
+    refused = refuse(mirror.target, is_manifest_put, until=1e9, pause="4000")
+    ran = await mirror.copy()
+    assert ran.statuses() == ["failed"] * 40 + ["synced"] * 40
+    assert len(refused) <= 4, "those that were under way"
+    assert ran.seconds < 10
+    messages = {each["error"]["message"] for each in ran.images if each["status"] == "failed"}
+    assert all("1h06m" in text and "until 2026-01-01 01:06 UTC" in text for text in messages)
+
+
+async def test_dead_credentials_stop_their_registry_only(near):
+    dead = near.world.listen(App(), "dead.test", scheme="https", up=NEAR, down=NEAR)
+    near.hold(20)
+    asks = [("WWW-Authenticate", 'Basic realm="dead"')]
+    dead.app.intercept = lambda request: error(401, "UNAUTHORIZED", "no", headers=asks)
+    near.registries["dead"] = {"url": "dead.test", **LOGIN}
+    ran = await near.copy()
+    assert ran.statuses() == ["failed"] * 20 + ["synced"] * 20
+    errors = [each["error"] for each in ran.images if each["error"]]
+    assert {each["code"] for each in errors} == {"AUTH_ERROR"}
+    assert all("refused" in each["message"] for each in errors)
+    assert len(dead.journal.entries) == 2, (
+        "bare, then with what is wrong, and not again: accounts get locked"
+    )
+
+
+async def test_a_403_of_one_repository_stops_no_other(near):
+    for name in ("open", "shut"):
+        near.hold(5, name=name)
+    near.target.app.intercept = lambda request: (
+        error(403, "DENIED", "not yours") if request.repository == "shut" else None
+    )
+    ran = await near.copy(*({"from": name, "tags": tags("*")} for name in ("open", "shut")))
+    assert ran.statuses() == ["synced"] * 5 + ["failed"] * 5
+
+
+@pytest.mark.parametrize("how", ["refused", "silent", "mute"])
+async def test_an_unreachable_registry_stops_and_the_others_finish(world, tmp_path, how):
+    """One that is mute takes connections, and never answers."""
+    mirror = Near(world, tmp_path, "gone", "well")
+    gone, well = mirror.targets.values()
+    images = mirror.hold(20)
+    if how == "mute":
+        gone.app.intercept = lambda request: anyio.sleep_forever()
+    else:
+        gone.fail(how)
+    ran = await mirror.copy()
+    assert ran.statuses() == ["failed"] * 20 + ["synced"] * 20
+    assert all(held(well, "app", image) for image in images)
+    assert all("NETWORK_ERROR" in line for line in ran.failed)
+    assert how != "mute" or all("no answer" in line for line in ran.failed)
+    assert ran.seconds < (200 if how == "mute" else 60)
+    assert len(gone.journal.entries) < 8, "a first contact and its probes, for all images"
+
+
+@pytest.mark.parametrize("command", ["copy", "sync"])
+async def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
+    near, command
+):
+    near.hold(1)
+    near.source.app.faults.on().stall()
+    near.write({"from": "app"})
+    where = ["--no-artifacts", "http://source.test/app:v0", "http://target.test/app"]
+    async with stopped_at(1.0):
+        ran = await near.run(command, *(where if command == "copy" else []))
+    assert ran.status == 143
+    assert ran.report["interrupted"] is True
+    assert ran.seconds <= 26.1
+
+
+# Outages.
+
+
+class Away(Near):
+    """A registry with its blobs elsewhere, one with a token service, and images to copy; each of
+    these places may be away.
+    """
+
+    def __init__(self, world: Virtual, directory: Path, images: int = 16) -> None:
+        self.began = anyio.current_time()
+        line = Link(latency=0.01, bandwidth=400 * KIB)
+        # A token ends soon, so that another is needed in the middle of a run.
+        service = TokenService(
+            realm="http://token.test/token",
+            grants=lambda *_: True,
+            expires_in=None,
+            lifetime=3.0,
+            now=anyio.current_time,
+        )
+        of = {"source": {"down": line}, "target": {"auth": service, "up": line}}
+        super().__init__(world, directory, of=of, up=None, down=None)
+        self.places: dict[str, Place] = {
+            "source": self.source,
+            "target": self.target,
+            "token": world.listen(service, "token.test"),
+            "blobs": world.registry("blobs.test", down=line),
+        }
+        shared = self.seed.layer(100 * KIB)
+        self.images = [
+            self.seed.image(
+                layers=[shared, self.seed.layer(100 * KIB + number), self.seed.layer(1000 + number)]
+            )
+            for number in range(images)
+        ]
+        for name in ("source", "blobs"):
+            for number, image in enumerate(self.images):
+                image.load_into(self.places[name].app, "app", f"v{number}")
+
+        def elsewhere(request: Request) -> Answer | None:
+            if (request.method, request.kind) != ("GET", "blob"):
+                return None
+            return Response(307, [("Location", f"http://blobs.test{request.target}")])
+
+        self.source.app.intercept = elsewhere
+        # Few at a time, so that no answer is late because bodies are before it on the line.
+        self.limit(target=8)
+        self.connected: dict[str, list[float]] = {}  # when, by host
+        connect = world.network.connect
+
+        async def noting(host: str, port: int) -> Any:
+            self.connected.setdefault(host, []).append(self.now())
+            return await connect(host, port)
+
+        world.network.connect = noting  # type: ignore[method-assign]
+
+    def now(self) -> float:
+        """Return the seconds since the scene began."""
+        return anyio.current_time() - self.began
+
+    @asynccontextmanager
+    async def away(
+        self, name: str, how: str, begins: float = 2.0, seconds: float = 1000.0
+    ) -> AsyncIterator[None]:
+        """Run the block beside an outage of a place."""
+        place = self.places[name]
+        usual = place.app.intercept
+        if name in ("source", "blobs"):
+            self.limit(source=4)  # else small blobs are all asked for long before they can be sent
+
+        def is_away() -> bool:
+            return begins <= self.now() < begins + seconds
+
+        def intercept(request: Request) -> Any:
+            if is_away() and how.isdigit():
+                return error(int(how), "UNAVAILABLE", "nobody is behind me")
+            if is_away() and how == "lost":  # taken, and never answered
+                return anyio.sleep_forever()
+            return usual(request) if usual is not None else None
+
+        place.app.intercept = intercept
+
+        async def fail() -> None:
+            await anyio.sleep(begins)
+            place.fail("silent" if how == "silent" else "refused")
+            await anyio.sleep(seconds)
+            place.recover()
+
+        async def reset() -> None:
+            await anyio.sleep(begins)
+            while is_away():
+                place.reset_connections()
+                await anyio.sleep(0.005)
+
+        async with anyio.create_task_group() as tasks:
+            if how in ("refused", "silent"):
+                tasks.start_soon(fail)
+            elif how == "reset":
+                tasks.start_soon(reset)
+            yield
+            tasks.cancel_scope.cancel()
+
+    def check_sent_once(self) -> None:
+        """No blob was sent again after it had arrived."""
+        puts = self.target.journal.matching("PUT", "upload", status=201)
+        assert {*Counter(each.query["digest"] for each in puts).values()} == {1}
+
+    def attempts(self, name: str, begins: float, seconds: float) -> list[float]:
+        """When somebody tried to reach a place: connections, and requests over those that held."""
+        place = self.places[name]
+        asked = [entry.time - self.began for entry in place.journal.entries]
+        times = sorted([*self.connected.get(place.host, []), *asked])
+        return [time for time in times if begins <= time <= begins + seconds]
+
+
+NEW = pytest.mark.new
+CELLS = [
+    *itertools.product(("source", "target", "token", "blobs"), ("refused", "503", "reset"), (5.0,)),
+    *itertools.product(("target",), ("504", "silent", "lost"), (5.0,)),
+    ("blobs", "lost", 5.0),
+    ("target", "refused", 0.5),
+    ("target", "503", 30.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "seconds"),
+    [pytest.param(*cell, marks=[NEW] * (cell[:2] == ("token", "503"))) for cell in CELLS],
+)
+async def test_an_outage_is_waited_out(world, tmp_path, name, how, seconds):
+    """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
+    scene = Away(world, tmp_path)
+    async with scene.away(name, how, seconds=seconds):
+        ran = await scene.copy()
+    arrived(ran, scene.target, scene.images)
+    scene.check_sent_once()
+    # The bodies take 4.5 s. What was lost ends by its own time-outs: a manifest's has 300 s.
+    assert 4.5 < ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
+
+
+@pytest.mark.parametrize("name", ["target", "blobs", "source", pytest.param("token", marks=NEW)])
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_one_probe_at_a_time_and_none_when_it_is_back(world, tmp_path, name, how):
+    scene = Away(world, tmp_path, images=12)
+    async with scene.away(name, how, seconds=40.0):
+        ran = await scene.copy()
+    arrived(ran, scene.target, scene.images)
+    attempts = scene.attempts(name, 2.0, 40.0)
+    gaps = [round(later - time, 1) for time, later in itertools.pairwise(attempts)]
+    expected = pytest.approx([1.0, 2.0, 4.0, 8.0, 10.0, 10.0], abs=0.3)
+    assert gaps[-6:] == expected, "nothing comes between two probes"
+    for place in scene.places.values():
+        assert not [entry for entry in place.journal.entries if entry.target == "/v2/"]
+
+
+@pytest.mark.parametrize("how", ["refused", "silent", "503"])
+@pytest.mark.parametrize("name", ["source", "target", "token"])
+async def test_what_was_never_there_is_said_within_twenty_seconds(world, tmp_path, name, how):
+    scene = Away(world, tmp_path, images=4)
+    async with scene.away(name, how, 0.0):
+        ran = await scene.copy()
+    assert ran.status == 2
+    assert ran.seconds == pytest.approx(15.0, abs=0.5)
+    assert ran.failed
+    assert all("(waited for 15s)" in line for line in ran.failed)
+    times = {round(time, 1) for time in scene.attempts(name, 0.0, 1000.0)}
+    assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
+
+
+async def test_a_name_that_does_not_exist_is_said_at_once(world, tmp_path):
+    scene = Away(world, tmp_path, images=4)
+    scene.registries["target"] = "http://nobody.test"
+    ran = await scene.copy()
+    assert ran.status == 2
+    assert ran.seconds < 3
+    assert len(scene.connected["nobody.test"]) == 3
+
+
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, tmp_path, how):
+    """Each image fails once, and the other target has them all."""
+    scene = Away(world, tmp_path)
+    scene.registries["other"] = other = world.registry("other.test")
+    async with scene.away("target", how):
+        ran = await scene.copy()
+    assert ran.status == 1
+    assert ran.seconds == pytest.approx(122.0, abs=1.0)
+    assert all(held(other, "app", image) for image in scene.images)
+    failed = [image["target"] for image in ran.images if image["status"] == "failed"]
+    assert 0 < len(failed) == len(set(failed))
+    assert all(target.startswith("target.test/") for target in failed)
+    assert all("waited for 2m00s" in line for line in ran.failed)
+
+
+async def test_an_outage_is_said_once_and_so_is_its_end_and_the_heartbeat_names_it(world, tmp_path):
+    scene = Away(world, tmp_path)
+    scene.write(ALL, registries=scene.registries, defaults={"artifacts": {"enabled": False}})
+    async with scene.away("target", "refused", seconds=40.0):
+        ran = await world.run("sync", "-v", "--json", "-c", str(scene.file))
+    said = re.compile("waiting for|answers again")
+    waits, beat, back = [line for line in ran.err.splitlines() if said.search(line)]
+    why = "waiting for target.test (connection refused)"
+    assert waits == f"warning: {why}, for 2m00s at most"
+    assert beat.startswith("still running")
+    assert beat.endswith(f"; {why}, 28s")
+    assert back.startswith("info: target.test answers again, after 4")
+
+
+@pytest.mark.parametrize("how", ["refused", "503", "lost"])
+async def test_a_signal_ends_the_waiting_at_once(world, tmp_path, how):
+    scene = Away(world, tmp_path)
+    async with scene.away("source", how, 0.0), stopped_at(10.0):
+        ran = await scene.copy()
+    assert ran.status == 143
+    assert ran.seconds == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_a_mount_that_an_outage_met_is_asked_for_again(world, tmp_path, how):
+    """What is there in another repository is not uploaded because its host was away."""
+    scene = Away(world, tmp_path)
+    async with scene.away("target", how, seconds=5.0):
+        ran = await scene.copy(*({**ALL, "to": name} for name in ("app", "copy")))
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 32), ran.err
+    scene.check_sent_once()
+
+
+async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(near):
+    """Five of 10 s each, in an upload of 64 s."""
+    near.target.change_links(up=Link(bandwidth=200 * KIB))
+    images = near.hold(1, 64 * 200 * KIB)
+
+    async def outages() -> None:
+        for _ in range(5):
+            await anyio.sleep(15.0)
+            near.target.fail("refused")
+            await anyio.sleep(10.0)
+            near.target.recover()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outages)
+        ran = await near.copy()
+        tasks.cancel_scope.cancel()
+    arrived(ran, near.target, images)
+    assert 64 + 5 * 10 <= ran.seconds < 64 + 5 * 20
+
+
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, tmp_path, how):
+    """After 40 s, twice as long as a request to a target is kept open for its source."""
+    scene = Away(world, tmp_path, images=0)
+    blobs = scene.places["blobs"]
+    blobs.change_links(down=Link(bandwidth=2 * MIB))
+    image = only(scene.hold(1, 12 * MIB))
+    image.load_into(blobs.app, "app", "v0")
+    scene.registries |= {name: world.registry(f"{name}.test") for name in ("one", "two")}
+    async with scene.away("blobs", how, 3.0, 40.0):
+        if how == "503":
+            large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+            broken = blobs.app.faults.on("GET", "blob", reference=large).first()
+            broken.drop(after=5 * MIB, of="response")
+        ran = await scene.copy({**ALL, "targets": ["one", "two"]})
+    for name in ("one", "two"):
+        place = scene.registries[name]
+        arrived(ran, place, [image])
+        sent = place.journal.matching("PUT", "upload")
+        assert sum(entry.request_bytes for entry in sent) < 13 * MIB
+    read = sum(entry.response_bytes for entry in blobs.journal.matching("GET", "blob"))
+    assert read < 13 * MIB
+    assert ran.seconds < 43 + 15
+
+
+@pytest.mark.parametrize(
+    ("is_all_silent", "most"),
+    [pytest.param(True, 240, id="and all behind it"), pytest.param(False, 450, id="alone")],
+)
+async def test_a_manifest_put_into_silence_ends_as_promised(near, is_all_silent, most):
+    """docs/operations.md promises two minutes where a registry stops answering; what it takes to
+    notice the silence comes on top. Where the registry answers others, a slow PUT has more time.
+    """
+    near.hold(1)
+
+    async def fall_silent(request: Request) -> None:
+        if is_manifest_put(request):
+            if is_all_silent:
+                near.target.fail("silent")
+            await anyio.sleep_forever()
+
+    near.target.app.intercept = fall_silent
+    ran = await near.copy()
+    assert ran.status == 2
+    assert ran.seconds <= most
+
+
+@pytest.mark.slow
+def test_a_registry_that_is_ended_and_started_again_costs_no_image(tmp_path):
+    """Real processes: it is ended when the first image has arrived, and started when the program
+    has noticed.
+    """
+    homes = {name: tmp_path / name for name in ("source", "target")}
+    seed = Seed(3)
+    shared = seed.layer(300_000)
+    images = {f"v{n}": seed.image(layers=[shared, seed.layer(400_000 + n)]) for n in range(20)}
+    with ExitStack() as others:
+        running = {name: others.enter_context(ExitStack()) for name in homes}
+        where = {name: running[name].enter_context(docker_registry(homes[name])) for name in homes}
+        for tag, image in images.items():
+            push_http(image, where["source"], "app", tag)
+        config = tmp_path / "mirror.yaml"
+        ends = {name: f"http://{where[name]}" for name in homes}
+        config.write_text(document(ends, ALL, **{"global": {"max_concurrent_transfers": 2}}))
+        command = ["sync", "--no-progress", "--log-format", "json", "-c", str(config)]
+        with started(*command, bufsize=1) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline()
+            running["target"].close()
+            said = next(line for line in process.stderr if '"outage"' in line)
+            assert f"waiting for {where['target']} (" in said
+            port = int(where["target"].rpartition(":")[2])
+            running["target"].enter_context(docker_registry(homes["target"], port=port))
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        for tag, image in images.items():
+            assert identical(fetch_http(where["target"], "app", tag), image.contents())
+
+
+# Tokens that end before their time.
+
+
+def service(**options: Any) -> TokenService:
+    return TokenService({"u": "p"}, anonymous=False, now=anyio.current_time, **options)
+
+
+class Guarded(Near):
+    """Both ends want tokens of the same login."""
+
+    def __init__(self, world: Virtual, directory: Path, **options: Any) -> None:
+        of = {"source": {"auth": service(**options)}, "target": {"auth": service(**options)}}
+        super().__init__(world, directory, of=of, up=None, down=None)
+        for alias, place in (("source", self.source), ("target", self.target)):
+            self.registries[alias] = {"url": place.url, **LOGIN}
+        self.tokens = self.source.app.auth
+
+
+def without_error(challenge: Challenge) -> list[str]:
+    """Write a challenge that does not say what was wrong with a token."""
+    return [f'Bearer realm="{challenge.realm}",service="{challenge.service}"']
+
+
+@pytest.mark.parametrize(
+    ("uses", "images", "form"), [(25, 12, plain), (7, 4, without_error)], ids=["many", "few"]
+)
+async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
+    world, tmp_path, uses, images, form
+):
+    mirror = Guarded(world, tmp_path, uses=uses, form=form)
+    loaded = mirror.hold(images, 3001, 3002, 3003)
+    arrived(await mirror.copy(), mirror.target, loaded)
+    for place in (mirror.source, mirror.target):
+        let_in = len(place.journal.entries) - len(place.journal.matching(status=401))
+        assert let_in > uses, "one token would not have done"
+
+
+async def test_requests_with_the_same_ended_token_share_one_renewal(world, tmp_path):
+    mirror = Guarded(world, tmp_path)
+    mirror.source.change_links(up=Link(0.1))
+    images = mirror.hold(12, 3001, 3002, 3003)
+    revoked = list[int]()
+
+    def intercept(request: Request) -> None:
+        if request.kind == "blob" and not revoked:
+            revoked.append(mirror.tokens.requests)
+            mirror.tokens.revoke()
+
+    mirror.source.app.intercept = intercept
+    arrived(await mirror.copy(), mirror.target, images)
+    refused = mirror.source.journal.matching(status=401)
+    assert len(refused) > 3, "one bare request, and all that carried the revoked token"
+    assert mirror.tokens.requests == revoked[0] + 1
+
+
+async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world, tmp_path):
+    mirror = Guarded(world, tmp_path)
+    images = mirror.hold(1)
+    redirected = list[str]()
+
+    def intercept(request: Request) -> Answer | None:
+        if request.kind != "blob" or redirected:
+            return None
+        redirected.append(request.path)
+        mirror.tokens.revoke()
+        return Response(307, [("Location", f"{request.path}?again=1")])
+
+    mirror.source.app.intercept = intercept
+    arrived(await mirror.copy(), mirror.target, images)
+    assert mirror.tokens.requests == 2
+
+
+async def test_a_token_that_never_worked_is_renewed_once(world, tmp_path):
+    """A registry that takes no token at all: two of them are tried for a request, as ever."""
+    mirror = Guarded(world, tmp_path)
+    mirror.hold(1)
+    challenge = {"service": "registry.test", "error": "invalid_token"}
+    useless = mirror.source.app.faults.on("GET", "manifest")
+    useless.challenge(realm="http://source.test/token", **challenge)
+    assert (await mirror.copy({"from": "app", "tags": tags("v0")})).status == 4
+    mirror.source.journal.matching("GET", "manifest").exactly(2)
+    assert mirror.tokens.requests == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_server_has_let_nobody_in(world, tmp_path, status):
+    mirror = Guarded(world, tmp_path)
+    mirror.hold(1)
+    shown = list[str]()
+
+    def intercept(request: Request) -> Answer | None:
+        if request.kind != "manifest" or not request.header("authorization"):
+            return None
+        shown.append(request.header("authorization"))
+        if len(shown) == 1:
+            return Response(status, [("Retry-After", "1")])
+        mirror.tokens.revoke()
+        return None
+
+    mirror.source.app.intercept = intercept
+    assert (await mirror.copy({"from": "app", "tags": tags("v0")})).status == 4
+    assert len(shown) == 3, "the first token again, and one that was new"
+    assert mirror.tokens.requests == 2
+
+
+async def test_what_has_let_nobody_write_is_no_ended_token(world, tmp_path):
+    """The token lets requests read, so it is good; that it is refused to the first that writes is
+    for lack of a right, though the challenge does not say so.
+    """
+    pulls_only = service(grants=lambda user, access: access.action == "pull", form=without_error)
+    mirror = Near(world, tmp_path, of={"target": {"auth": pulls_only}})
+    mirror.registries["target"] = {"url": mirror.target.url, **LOGIN}
+    image = only(mirror.hold(1))
+    image.load_into(mirror.target.app, "app", tag="other")
+    mirror.target.app.repositories["app"].blobs.clear()
+    assert (await mirror.copy({"from": "app", "tags": tags("v0")})).status == 4
+    starts = mirror.target.journal.matching("POST", "upload_start")
+    assert [bool(entry.query) for entry in starts] == [True, True, False, False]
+    assert pulls_only.requests == 4
