@@ -474,6 +474,7 @@ async def test_a_blob_that_is_read_anew_from_its_beginning_is_hashed_anew(mirror
     ran = await mirror.outside(V1)
     assert asked.count("") > 1
     assert "CONTENT_ERROR" in only(ran.failed)
+    assert not list(mirror.disk.rglob("*.partial")), "wrong bytes do not stay"
 
 
 async def test_a_blob_whose_staged_file_fails_half_way_is_read_and_hashed_from_its_source(begun):
