@@ -1,4 +1,6 @@
-"""Image layouts as tests make and read them, by OCI's own text and without the program's code."""
+"""Image layouts as tests make and read them, by OCI's own text and without the program's code; and a
+mirror that goes by a disk.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.content.images import Image
+from tests.ends import Ran
+from tests.mirrors import Mirror
 
 NAME = "org.opencontainers.image.ref.name"
 FULL_NAME = "io.containerd.image.name"
@@ -88,3 +92,30 @@ def files_of(layout: Path) -> set[str]:
         for folder, _, names in os.walk(layout)
         for name in names
     }
+
+
+class DiskMirror(Mirror):
+    """A registry outside, the layout `disk` on the way, and a registry inside."""
+
+    def __init__(self, world: Any, directory: Path, *names: str, **options: Any) -> None:
+        super().__init__(world, directory, *names, **options)
+        self.disk = directory / "disk"
+        self.layout = f"oci-layout:{self.disk}"
+
+    async def outside(self, *mappings: dict[str, Any], **top: Any) -> Ran:
+        """Sync from the source into the layout; `disk` has more fields of its entry."""
+        disk = {"url": "oci-layout:disk", **top.pop("disk", {})}
+        defaults = {"targets": ["disk"], **top.pop("defaults", {})}
+        return await self.sync(*mappings, registries={"disk": disk}, defaults=defaults, **top)
+
+    async def inside(self, *mappings: dict[str, Any], **top: Any) -> Ran:
+        """Sync from the layout into the targets."""
+        return await self.sync(*mappings, registries={"source": "oci-layout:disk"}, **top)
+
+    async def copy(self, source: str, target: str) -> Ran:
+        self.write()
+        return await self.run("copy", source, target)
+
+    async def aloud(self, command: str, *options: str) -> Ran:
+        """Run a command that also says its warnings."""
+        return await self.world.run(command, "--json", *options, "-c", str(self.file))

@@ -19,13 +19,11 @@ import pytest
 from _regsync import edge
 from _regsync.app.process import in_thread
 from _regsync.config import Config, registry_for
-from _regsync.errors import ContentError, RegistryError, Side, SyncError, WireError, WrongBytes
+from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout import Index, Layout, LayoutRepository, new_entry, read_lines, without_host
 from _regsync.oci import Descriptor, Manifest, parse_manifest, referrers_tag
 from _regsync.registry.limits import Gate
-from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
-from tests.ends import run_regsync
 from tests.layouts import (
     FULL_NAME,
     NAME,
@@ -67,54 +65,37 @@ def tags(held: Index, repository: str) -> dict[str, str]:
 # Names.
 
 
-def test_a_name_of_ours_is_the_only_one_of_its_entry():
-    held = index(
-        entry("a", **{NAME: "base/alpine:3.20", FULL_NAME: "docker.io/library/alpine:3.20"})
-    )
-    assert tags(held, "base/alpine") == {"3.20": f"sha256:{'a' * 64}"}
-    assert tags(held, "library/alpine") == tags(held, "docker.io/library/alpine") == {}
+OURS = "base/alpine:3.20"
+HUB = "docker.io/library/alpine:3.20"
+FULL = "quay.example/team/app:v1"
 
 
-@pytest.mark.parametrize("key", [NAME, FULL_NAME])
-def test_a_full_name_counts_without_its_host(key):
-    held = index(entry("a", **{key: "quay.example/team/app:v1"}))
-    assert tags(held, "team/app") == {"v1": f"sha256:{'a' * 64}"}
-    assert not tags(held, "app")
-
-
-def test_a_full_name_with_a_port_is_read():
-    assert tags(index(entry("a", **{NAME: "localhost:5000/app:v1"})), "app") != {}
-
-
-def test_bare_tags_are_one_repository_of_whatever_name():
-    held = index(entry("a", **{NAME: "v1"}), entry("b", **{NAME: "v2"}))
-    assert tags(held, "anything/at/all") == tags(held, "other") != {}
-
-
-def test_bare_tags_name_nothing_where_others_have_full_names():
-    """What buildx and docker write: a tag alone, and the full name beside it."""
-    held = index(
-        entry("a", **{NAME: "v1", FULL_NAME: "docker.io/library/app:v1"}),
-        entry("b", **{NAME: "v2"}),
-    )
-    assert tags(held, "library/app") == {"v1": f"sha256:{'a' * 64}"}
-    assert tags(held, "other") == {}
-
-
-def test_our_name_outweighs_a_full_name():
-    held = index(
-        entry("a", **{FULL_NAME: "host.example/app:v1"}),
-        entry("b", **{NAME: "app:v1"}),
-        entry("c", **{FULL_NAME: "other.example/app:v1"}),
-    )
-    assert tags(held, "app") == {"v1": f"sha256:{'b' * 64}"}
-
-
-def test_an_entry_without_annotations_has_no_name():
-    bare = entry("a")
-    del bare["annotations"]
-    held = index(bare)
-    assert (tags(held, "app"), len(held.entries)) == ({}, 1)
+@pytest.mark.parametrize(
+    ("entries", "repository", "found"),
+    [
+        ([{NAME: OURS, FULL_NAME: HUB}], "base/alpine", {"3.20": 0}),
+        ([{NAME: OURS, FULL_NAME: HUB}], "library/alpine", {}),
+        ([{NAME: FULL}], "team/app", {"v1": 0}),
+        ([{FULL_NAME: FULL}], "team/app", {"v1": 0}),
+        ([{FULL_NAME: FULL}], "app", {}),
+        ([{NAME: "localhost:5000/app:v1"}], "app", {"v1": 0}),
+        # Bare tags are one repository of whatever name,
+        ([{NAME: "v1"}, {NAME: "v2"}], "anything/at/all", {"v1": 0, "v2": 1}),
+        # but not where others have full names: buildx and docker write a tag, and the full name beside it.
+        ([{NAME: "3.20", FULL_NAME: HUB}, {NAME: "v2"}], "library/alpine", {"3.20": 0}),
+        ([{NAME: "3.20", FULL_NAME: HUB}, {NAME: "v2"}], "other", {}),
+        # Our name outweighs a full name.
+        (
+            [{FULL_NAME: "x.test/app:v1"}, {NAME: "app:v1"}, {FULL_NAME: "y.test/app:v1"}],
+            "app",
+            {"v1": 1},
+        ),
+    ],
+)
+def test_an_entry_is_named_by_us_by_its_full_name_or_by_its_tag_alone(entries, repository, found):
+    held = index(*(entry(letter, **each) for letter, each in zip("abc", entries, strict=False)))
+    wanted = {tag: f"sha256:{'abc'[place] * 64}" for tag, place in found.items()}
+    assert tags(held, repository) == wanted
 
 
 # Writing of the index.
@@ -138,17 +119,6 @@ def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed):
         bodies.add(held.dump())
         assert Index(held.dump()).dump() == held.dump()
     assert len(bodies) == 1
-
-
-def test_a_tag_that_moves_keeps_one_entry_and_other_names_stay(seed):
-    old = manifest_of(seed.image())
-    new = manifest_of(seed.image())
-    held = Index()
-    held.add(new_entry(old, "app", "latest", "hub/app:latest"))
-    held.add(new_entry(old, "app", "v1", "hub/app:v1"))
-    held.add(new_entry(new, "app", "latest", "hub/app:latest"))
-    assert tags(held, "app") == {"latest": new.digest, "v1": old.digest}
-    assert len(Index(held.dump()).entries) == 2
 
 
 def test_an_image_that_moves_keeps_none_of_its_names(seed):
@@ -194,8 +164,6 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed):
         (b"", "not JSON"),
         (b"[]", "not an object"),
         (b'{"manifests": {}}', "no list"),
-        (b'{"manifests": [{"digest": "sha256:../../etc/passwd"}]}', "media type"),
-        (json.dumps({"manifests": [{**entry("a"), "digest": "../x"}]}).encode(), "not a digest"),
         (
             json.dumps({"manifests": [{**entry("a"), "digest": f"sha256:{'../' * 21}x"}]}).encode(),
             "not a digest",
@@ -210,20 +178,10 @@ def test_an_index_that_is_none_is_refused_in_words(body, words):
         Index(body)
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["team/app", "registry.example/team/app", "localhost:5000/team/app", "oci-layout:/d//team/app"],
-)
-def test_a_receipt_names_repositories_with_their_host_or_without(place):
+@pytest.mark.parametrize("host", ["", "registry.example/", "localhost:5000/", "oci-layout:/d//"])
+def test_a_receipt_names_repositories_with_their_host_or_without(host):
     digest = f"sha256:{'a' * 64}"
-    assert read_lines(f"{digest} {place}\n", without_host) == {digest: "team/app"}
-
-
-def test_a_line_of_what_was_left_out_has_no_host():
-    """A mirror may call its repositories by the names of other hosts."""
-    digest = f"sha256:{'a' * 64}"
-    left_out = index(annotations={"dev.regsync.left-out": f"{digest} ghcr.io/org/app"}).left_out
-    assert left_out == {digest: "ghcr.io/org/app"}
+    assert read_lines(f"{digest} {host}team/app\n", without_host) == {digest: "team/app"}
 
 
 def test_lines_of_receipts():
@@ -281,86 +239,48 @@ def a_device(path: Path) -> None:
 NO_FILE = "not a regular file|Too many levels of symbolic links|Is a directory"
 
 
-@pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
-@pytest.mark.parametrize("name", ["index.json", "oci-layout"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("index.json", linked),
+        ("index.json", piped),
+        ("oci-layout", linked),
+        ("oci-layout", a_device),
+        ("a blob", linked),
+        ("a blob", a_folder),
+        ("a blob", a_device),
+    ],
+)
 def test_only_regular_files_are_read(seed, tmp_path, name, change):
-    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
-    change(layout / name)
-    with pytest.raises(SyncError, match=NO_FILE):
-        open_layout(layout).index()
-
-
-@pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
-def test_a_blob_is_a_regular_file(seed, tmp_path, change):
     image = seed.image()
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
-    change(blob_path(layout, image.top))
+    change(blob_path(layout, image.top) if name == "a blob" else layout / name)
+    opened = open_layout(layout)
     with pytest.raises(SyncError, match=NO_FILE):
-        open_layout(layout).read_manifest(image.top, None)
-
-
-async def test_a_look_up_of_a_blob_whose_place_is_taken_says_which_blob(seed, tmp_path):
-    image = seed.image()
-    layout = make_layout(tmp_path / "disk", {"app:v1": image})
-    blob = manifest_of(image).blobs[0]
-    a_folder(blob_path(layout, blob.digest))
-    with pytest.raises(SyncError, match="Is a directory") as caught:
-        await target_in(layout).has_blob(blob)
-    assert caught.value.code == "TARGET_ERROR"
-    assert caught.value.reference == f"oci-layout:{layout}//app@{blob.digest}"
+        opened.read_manifest(image.top, None) if name == "a blob" else opened.index()
 
 
 @pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
-def test_no_folder_of_blobs_is_a_link(seed, tmp_path, folder):
-    image = seed.image()
-    layout = make_layout(tmp_path / "disk", {"app:v1": image})
-    linked(layout / folder)
+async def test_nothing_is_read_or_written_through_a_link(tmp_path, folder):
+    disk = make_layout(tmp_path / "disk", {})
+    (disk / folder).rename(tmp_path / "outside")
+    (disk / folder).symlink_to(tmp_path / "outside")
     with pytest.raises(SyncError, match="is not a directory"):
-        open_layout(layout).size_of(image.top)
+        open_layout(disk).size_of(digest_of(b"body"))
+    with pytest.raises(SyncError, match="is not a directory"):
+        await put_blob(open_layout(disk), b"body")
+    assert files_of(tmp_path / "outside") == set()
 
 
-def test_an_index_of_a_gigabyte_is_not_read(seed, tmp_path):
-    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
-    os.truncate(layout / "index.json", 1 << 30)
-    with pytest.raises(ContentError, match="1073741824 bytes, more than"):
-        open_layout(layout).index()
-
-
-async def test_a_blob_of_another_size_is_not_opened(seed, tmp_path):
+def test_a_file_that_is_too_large_is_not_read(seed, tmp_path):
     image = seed.image()
-    layout = make_layout(tmp_path / "disk", {"app:v1": image})
-    blob = manifest_of(image).blobs[0]
-    with blob_path(layout, blob.digest).open("ab") as stream:
-        stream.write(b"more")
-    with pytest.raises(WrongBytes, match="descriptor says"):
-        await target_in(layout).open_blob(blob)
-
-
-def test_a_manifest_of_5_mib_is_not_read(seed, tmp_path):
-    image = seed.image()
-    layout = make_layout(tmp_path / "disk", {"app:v1": image})
-    os.truncate(blob_path(layout, image.top), 5 << 20)
+    disk = make_layout(tmp_path / "disk", {"app:v1": image})
+    os.truncate(blob_path(disk, image.top), 5 << 20)
     with pytest.raises(ContentError, match="5242880 bytes, more than 4194304"):
-        open_layout(layout).read_manifest(image.top, None)
-
-
-def test_a_manifest_that_many_entries_name_is_read_once(seed, tmp_path, monkeypatch):
-    sbom = seed.artifact(seed.image(), SBOM)
-    same = [sbom.descriptor(annotations={"number": str(number)}) for number in range(1000)]
-    disk = make_layout(tmp_path / "disk", {"app:v1": seed.image()}, *same)
-    for digest, body in sbom.contents().items():
-        blob_path(disk, digest).write_bytes(body)
-    reads = list[str]()
-    read = Layout.read_manifest
-
-    def counted(layout: Layout, digest: str, expected: Any) -> Manifest:
-        reads.append(digest)
-        return read(layout, digest, expected)
-
-    monkeypatch.setattr(Layout, "read_manifest", counted)
-    ran = run_regsync("copy", f"oci-layout:{disk}//app:v1", f"oci-layout:{tmp_path / 'other'}")
-    assert ran.status == 0, ran.err
-    assert reads.count(sbom.top) == 1
+        open_layout(disk).read_manifest(image.top, None)
+    os.truncate(disk / "index.json", 1 << 30)
+    with pytest.raises(ContentError, match="1073741824 bytes, more than"):
+        open_layout(disk).index()
 
 
 @pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
@@ -397,17 +317,7 @@ async def test_no_file_of_the_layout_is_written_through_a_link(seed, tmp_path, n
     check_layout(disk)
 
 
-@pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
-async def test_no_blob_is_written_through_a_link(tmp_path, folder):
-    disk = make_layout(tmp_path / "disk", {})
-    (disk / folder).rename(tmp_path / "outside")
-    (disk / folder).symlink_to(tmp_path / "outside")
-    with pytest.raises(SyncError, match="is not a directory"):
-        await put_blob(open_layout(disk), b"body")
-    assert files_of(tmp_path / "outside") == set()
-
-
-@pytest.mark.parametrize("version", ["2.0.0", "", None])
+@pytest.mark.parametrize("version", ["2.0.0", None])
 def test_another_version_of_the_layout_is_refused(seed, tmp_path, version):
     layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": version}))
@@ -439,57 +349,13 @@ def target_in(layout: Path) -> LayoutRepository:
 
 
 class Pieces:
-    """The pieces of a body. An error among them is raised in its place."""
+    """The pieces of a body."""
 
-    def __init__(self, *pieces: bytes | Exception) -> None:
+    def __init__(self, *pieces: bytes) -> None:
         self.pieces = iter(pieces)
 
     async def next(self) -> bytes:
-        piece = next(self.pieces, b"")
-        if isinstance(piece, Exception):
-            raise piece
-        return piece
-
-
-async def test_an_upload_whose_body_breaks_goes_on_where_the_file_ends(tmp_path):
-    body = b"0123456789"
-    blob = blob_of(body)
-    target = target_in(tmp_path / "disk")
-    upload = target.begin_upload(blob)
-    assert not await upload.start()
-    with pytest.raises(WireError):
-        await upload.send(Pieces(body[:4], WireError("the source is gone")))
-    assert (bool(upload.session), upload.offset, upload.verifies) == (True, 4, False)
-    assert await upload.send(Pieces(body[4:]))
-    await target.host.save()
-    assert blob_path(tmp_path / "disk", blob.digest).read_bytes() == body
-
-
-async def test_wrong_bytes_of_a_source_do_not_stay(tmp_path):
-    upload = target_in(tmp_path / "disk").begin_upload(blob_of(b"0123456789"))
-    await upload.start()
-    with pytest.raises(WrongBytes):
-        await upload.send(Pieces(b"0123", WrongBytes("the blob's bytes do not match")))
-    assert not upload.session
-    assert not list((tmp_path / "disk").rglob("*.partial"))
-
-
-@pytest.mark.parametrize("left", [b"01234", b"x1234"], ids=["right", "wrong"])
-async def test_what_an_earlier_run_has_left_is_verified_with_the_rest(tmp_path, left):
-    body = b"0123456789"
-    disk = make_layout(tmp_path / "disk", {})
-    partial = blob_path(disk, digest_of(body)).with_suffix(".partial")
-    partial.write_bytes(left)
-    upload = target_in(disk).begin_upload(blob_of(body))
-    assert not await upload.start()
-    assert (upload.offset, upload.verifies) == (5, True)
-    if left != body[:5]:
-        with pytest.raises(WrongBytes, match="not its beginning"):
-            await upload.send(Pieces(body[5:]))
-        assert not partial.exists()
-    else:
-        assert await upload.send(Pieces(body[5:]))
-        assert partial.read_bytes() == body
+        return next(self.pieces, b"")
 
 
 async def test_a_manifest_without_its_parts_is_refused_as_a_registry_does(seed, tmp_path):
@@ -527,34 +393,6 @@ async def put_image(layout: Layout, image: Image, tag: str = "v1") -> None:
     await target.put_manifest(tag, manifest, full_name=f"hub.example/app:{tag}")
 
 
-async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(seed, tmp_path):
-    image = seed.image()
-    layout = open_layout(tmp_path / "disk")
-    await put_image(layout, image)
-    assert not (tmp_path / "disk" / "index.json").exists()
-    assert layout.read_manifest(image.top, None).body == image.body, "the run finds it at once"
-    await layout.save()
-    assert layout.error is None
-    layout.close()
-    assert check_layout(tmp_path / "disk") == set(image.contents())
-    assert names_of(tmp_path / "disk") == {"app:v1": image.top}
-    blobs = {f"blobs/sha256/{digest[7:]}" for digest in image.contents()}
-    assert files_of(tmp_path / "disk") == {"oci-layout", "index.json", *blobs}
-
-
-async def test_nothing_put_is_nothing_written(seed, tmp_path):
-    make_layout(tmp_path / "disk", {"v1": seed.image()})
-    before = {name: os.stat(tmp_path / "disk" / name) for name in files_of(tmp_path / "disk")}
-    layout = open_layout(tmp_path / "disk")
-    assert tags(layout.index(), "x")
-    await layout.save()
-    layout.close()
-    after = {name: os.stat(tmp_path / "disk" / name) for name in files_of(tmp_path / "disk")}
-    assert {name: each.st_mtime_ns for name, each in before.items()} == {
-        name: each.st_mtime_ns for name, each in after.items()
-    }
-
-
 async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     first = open_layout(tmp_path / "disk")
     second = open_layout(tmp_path / "disk")
@@ -590,20 +428,6 @@ async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path):
     with pytest.raises(SyncError, match="No such file"):
         layout.begin_writing()
     assert not (tmp_path / "media").exists()
-
-
-async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byte(
-    tmp_path, monkeypatch
-):
-    layout = open_layout(tmp_path / "disk")
-    monkeypatch.setattr(layout, "free_bytes", lambda: 1000)
-    under_way = await begin(layout, b"a" * 600)
-    with pytest.raises(SyncError, match=r"room for 400 B, .* 500 B") as caught:
-        await begin(layout, b"b" * 500)
-    assert "larger" in (caught.value.hint or "")
-    await under_way.cancel_upload()
-    await (await begin(layout, b"b" * 500)).cancel_upload()
-    assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
 
 
 async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
@@ -704,8 +528,7 @@ async def test_what_a_new_index_names_stays_when_the_next_run_writes(seed, tmp_p
 # Errors of the disk.
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("trouble", [errno.EIO, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(("call", "trouble"), [("fsync", errno.EIO), ("replace", errno.ENOSPC)])
 async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_written_after(
     seed, tmp_path, monkeypatch, call, trouble
 ):
@@ -756,14 +579,3 @@ async def test_what_is_put_while_a_group_fails_fails_with_it(seed, tmp_path, mon
     assert "Input/output error" in str(layout.error)
     layout.close()
     assert not (tmp_path / "disk" / "index.json").exists()
-
-
-def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
-    (tmp_path / "disk").mkdir()
-
-    def read_only(path: str, *_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-    monkeypatch.setattr(os, "mkdir", read_only)
-    with pytest.raises(SyncError, match="Read-only file system"):
-        open_layout(tmp_path / "disk").begin_writing()
