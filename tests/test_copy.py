@@ -198,6 +198,19 @@ async def test_embedded_data_that_is_something_else_is_fetched(copies):
     assert copies.target.app.blob("app", config["digest"]) == plain.blobs[config["digest"]]
 
 
+async def test_one_digest_has_one_size_in_all_of_an_index(copies):
+    one, two = copies.seed.image(), copies.seed.image(architecture="arm64")
+    layer = one.document["layers"][0]
+    layers = [*two.document["layers"], {**layer, "size": layer["size"] + 1}]
+    longer = two.with_manifest(encode({**two.document, "layers": layers}), two.media_type)
+    copies.push("v1", copies.seed.index([one, longer]))
+    ran = await copies.copy()
+    assert ran.status == 2
+    sizes = f"{layer['size']} and {layer['size'] + 1} bytes"
+    assert f"{layer['digest']} has two sizes in the image: {sizes}" in only(ran.failed)
+    copies.target.journal.matching("PUT").none()
+
+
 @pytest.mark.slow
 async def test_large_layers_are_copied_and_verified_without_being_held(world, tmp_path):
     """Both ends keep next to nothing, and a byte that differed would be refused."""
@@ -520,19 +533,6 @@ async def test_mappings_of_one_source_share_its_listing_its_tags_and_its_blobs(c
     assert ran.statuses() == ["synced", "synced"]
     assert asked(copies.source) == {"GET tag_list": 1, "GET manifest": 1, "GET blob": 3}
     assert ran.totals["layers"]["mounted"] == 3
-
-
-@pytest.mark.parametrize("present", [True, False], ids=["unchanged", "changed"])
-async def test_head_first_fetches_a_manifest_only_on_difference(copies, present):
-    image = copies.push("v1")
-    (image if present else copies.seed.image()).load_into(copies.target.app, "app", "v1")
-    first = {"source": {"url": "http://source.test", "head_first": True}}
-    ran = await copies.sync({"from": "app", "tags": tags("v1")}, registries=first)
-    assert ran.statuses() == ["skipped" if present else "synced"]
-    copies.source.journal.matching("HEAD", "manifest").exactly(1)
-    fetched = copies.source.journal.matching("GET", "manifest")
-    assert [entry.reference for entry in fetched] == ([] if present else [image.top])
-    assert copies.target.app.tags("app") == {"v1": image.top}
 
 
 @pytest.mark.slow

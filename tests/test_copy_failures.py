@@ -168,7 +168,7 @@ async def test_a_passing_failure_costs_one_repetition(copies, side, method, kind
 
 async def test_what_fails_again_and_again_has_five_attempts(copies):
     copies.push("v1")
-    copies.source.app.faults.on("GET", "manifest").status(503, "UNAVAILABLE")
+    copies.source.app.faults.on("GET", "manifest").status(408, "UNAVAILABLE")
     assert (await copies.copy()).status == 2
     copies.source.journal.matching("GET", "manifest").exactly(5)
 
