@@ -113,6 +113,37 @@ def asked(place: Place) -> Counter[str]:
     return Counter(place.journal.summary())
 
 
+class CopyMirror(Mirror):
+    """A mirror whose runs have no state, and copy no artifacts."""
+
+    async def copy(self, reference: str = "app:v1", *more: str, to: str = "") -> Ran:
+        """Copy one image."""
+        self.clear()
+        where = [f"{self.source.address}/{reference}", f"{self.target.address}/{to or reference}"]
+        words = ("copy", "--no-artifacts", "--json", "--no-progress", "-c", "-", *more, *where)
+        text = document({"source": self.source, "target": self.target})
+        return await self.world.run(*words, stdin=text)
+
+    async def sync(
+        self, *mappings: Mapping[str, Any], registries: Mapping[str, Any] = {}, **top: Any
+    ) -> Ran:
+        self.clear()
+        known = {"source": self.source, **self.targets, **registries}
+        return await self.world.sync(known, *mappings, **top)
+
+    async def sync_tags(self, *names: str, **rule: Any) -> Ran:
+        """Sync these tags of the one repository."""
+        return await self.sync({"from": "app", "tags": tags(*names, **rule)})
+
+    def asked(self) -> tuple[Counter[str], Counter[str]]:
+        """Count what the source and the target were asked in the last run."""
+        return asked(self.source), asked(self.target)
+
+    def puts(self) -> list[str]:
+        """Return what manifests were put under at the target, in order."""
+        return [each.reference for each in self.target.journal.matching("PUT", "manifest")]
+
+
 class SignedMirror(Mirror):
     """Images v0, v1 and so on, which are signed when the test says so."""
 

@@ -1,7 +1,7 @@
 """The catalogue of shapes (conformance/content/shapes.py): equal on every run and Python, true to what
 it says, taken by the strict registry.
 
-That the program copies what is valid, and refuses what is not, is in tests/test_images.py.
+That the program copies what is valid, and refuses what is not, is in tests/test_copy.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""The tree of an image, and how the bytes that a run will send are counted, which progress shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from _regsync.oci import Descriptor, Manifest
+from _regsync.state import RepositoryKey
+from _regsync.sync.image import BlobResult, Traffic, build_tree
+
+
+@pytest.mark.parametrize("was_known", [True, False])
+@pytest.mark.parametrize(
+    ("result", "sent", "present", "mounted"),
+    [
+        (BlobResult.UPLOADED, 7, 0, 0),
+        (BlobResult.MOUNTED, 0, 0, 7),
+        (BlobResult.PRESENT, 0, 7, 0),
+        (BlobResult.BELIEVED, 0, 7, 0),
+    ],
+)
+def test_a_blob_is_counted_as_sent_or_as_saved_whether_or_not_the_host_was_known_to_lack_it(
+    result: BlobResult, sent: int, present: int, mounted: int, was_known: bool
+) -> None:
+    traffic, blob = Traffic(), Descriptor("", f"sha256:{'c' * 64}", 7)
+    if was_known:
+        traffic.expect("t.example", blob.digest, blob.size)
+        assert traffic.expected_bytes == 7
+    traffic.record(RepositoryKey("t.example", "app"), blob, result)
+    counted = (traffic.expected_bytes, traffic.present_bytes, traffic.mounted_bytes)
+    assert counted == (sent, present, mounted)
+
+
+def test_whatever_names_what_is_lost_is_lost_with_it() -> None:
+    one = Manifest("image", "one", b"", layers=(Descriptor("", "a", 1),))
+    two = Manifest("image", "two", b"", layers=(Descriptor("", "b", 1),))
+    inner = Manifest("index", "inner", b"", is_index=True, children=(Descriptor("", "one", 1),))
+    below = (Descriptor("", "inner", 1), Descriptor("", "two", 1))
+    root = Manifest("index", "root", b"", is_index=True, children=below)
+    tree = build_tree(root, {each.digest: each for each in (inner, one, two)}, "root")
+    assert tree.with_ancestors(frozenset({"a"})) == {"a", "one", "inner", "root"}
+    assert tree.with_ancestors(frozenset({"two"})) == {"two", "root"}
+    assert tree.with_ancestors(frozenset()) == frozenset()
