@@ -13,7 +13,6 @@ FOR_USERS = (
     "operations",
     "comparison",
     "security",
-    "verify",
     "contributing",
     "changes",
 )
