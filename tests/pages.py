@@ -6,7 +6,7 @@ from tests.ends import ROOT
 
 FOR_USERS = (
     *("install", "glossary", "configuration", "tags", "recipes", "operations", "comparison"),
-    *("security", "verify", "contributing", "changes"),
+    *("security", "contributing", "changes"),
 )
 PAGES_FOR_USERS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in FOR_USERS)]
 

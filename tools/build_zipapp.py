@@ -5,7 +5,7 @@
     python3 tools/build_zipapp.py --check FILE [--python EXE ...]
 
 The second form builds again and says whether a file that somebody else built comes from this source
-(docs/verify.md).
+(docs/install.md).
 
 The archive is laid out like this:
 

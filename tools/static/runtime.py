@@ -11,7 +11,7 @@ below it are built again, and what is there already is right.
 Owns: which part is made of what; where the runtime of an architecture is.
 May not know: the program.
 Invariants: the same sources give the same bytes, whatever the directory, the user and the clock
-(docs/verify.md). Recipes name each other's directories relatively, and the compiler cuts the rest.
+(docs/install.md). Recipes name each other's directories relatively, and the compiler cuts the rest.
 """
 
 from __future__ import annotations
