@@ -78,7 +78,7 @@ FOR_THE_CHECKOUT = (
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Import no test that knows this program's modules where a file is judged."""
-    return True if Chosen.file is not None and collection_path.name in ("inside", "unit") else None
+    return True if Chosen.file is not None and collection_path.name == "unit" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

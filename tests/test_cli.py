@@ -517,7 +517,6 @@ def test_a_shard_that_is_none_stops_before_anything_is_asked(source, target) -> 
 # Help and schemas.
 
 
-@pytest.mark.new
 @pytest.mark.parametrize("command", command_names())
 def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(command: str) -> None:
     said = help_of(command)
@@ -529,7 +528,6 @@ def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(command:
     assert "Exit status" not in said, "all meanings are in one place"
 
 
-@pytest.mark.new
 @pytest.mark.parametrize(
     ("command", "statuses"),
     [
@@ -548,7 +546,6 @@ def test_the_help_of_a_command_says_what_its_own_statuses_mean(
     assert all(f"  {line}" in said for line in statuses)
 
 
-@pytest.mark.new
 def test_schemas_are_json_on_standard_output() -> None:
     plain, told = call("schema"), call("schema", "--report")
     assert (plain.status, plain.err, told.status, told.err) == (0, "", 0, "")

@@ -112,7 +112,7 @@ def test_the_documents_agree_on_whether_there_is_a_release() -> None:
 OTHERS = {
     *("--all", "--all-tags", "--cache", "--check", "--diff", "--file", "--from", "--home-dir"),
     *("--ignore-missing", "--into", "--markdown", "--no-create-home", "--oci-layout-path"),
-    *("--order-seed", "--out", "--peer", "--program", "--python", "--quiet", "--system"),
+    *("--generated", "--order-seed", "--out", "--peer", "--python", "--quiet", "--system"),
     *("--table", "--thorough"),
 }
 
@@ -462,6 +462,7 @@ def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule() -> None:
         ["python3", "tools/check.py", "tests/test_layering.py"],
         [".venv/bin/python", "tools/mutants.py", "reach"],
         [".venv/bin/python", "tools/mutants.py", "try"],
+        [".venv/bin/python", "tools/mutants.py", "try", "--generated"],
     ]
     assert all((ROOT / words[1]).exists() for words in commands)
 

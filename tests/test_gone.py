@@ -21,7 +21,6 @@ GONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.new
 @pytest.mark.parametrize(("old", "line", "instead"), GONE)
 def test_an_old_word_gets_one_line(old: str, line: str, instead: str) -> None:
     for words in (line.split(), ["-v", *line.split(), "--json"]):

@@ -495,7 +495,6 @@ async def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(mirror, tmp
 WHOLE = {"from": "*", "tags": tags("v*")}
 
 
-@pytest.mark.new
 async def test_what_the_disk_has_needs_no_names(mirror):
     images = {name: mirror.push("v1", repository=name) for name in ("app", "team/db", "team/web")}
     mirror.push("old")
@@ -513,7 +512,6 @@ async def test_what_the_disk_has_needs_no_names(mirror):
     assert (await mirror.run("sync")).status == 0
 
 
-@pytest.mark.new
 @pytest.mark.parametrize("command", ["sync", "lock", "audit"])
 async def test_a_disk_that_is_not_there_is_told_before_anything_is_tried(mirror, command):
     mirror.write(WHOLE, registries={"source": DISK})
@@ -525,7 +523,6 @@ async def test_a_disk_that_is_not_there_is_told_before_anything_is_tried(mirror,
     assert not mirror.target.journal.entries
 
 
-@pytest.mark.new
 async def test_a_disk_without_images_is_a_warning(mirror):
     make_layout(mirror.disk, {})
     mirror.write(WHOLE, registries={"source": DISK})
@@ -534,7 +531,6 @@ async def test_a_disk_without_images_is_a_warning(mirror):
     assert "names no repository" in ran.err
 
 
-@pytest.mark.new
 async def test_a_mapping_that_names_its_repository_goes_before(mirror):
     make_layout(mirror.disk, {"app:v1": mirror.seed.image()})
     image = mirror.push("v1")
@@ -545,7 +541,6 @@ async def test_a_mapping_that_names_its_repository_goes_before(mirror):
     assert mirror.target.app.tags("app") == {"v1": image.top}
 
 
-@pytest.mark.new
 async def test_images_that_other_tools_have_named_with_their_hosts_belong_to_it(mirror):
     image, other = mirror.seed.image(), mirror.seed.image()
     named = other.descriptor(annotations={NAME: "v2", FULL_NAME: "docker.io/team/lib:v2"})

@@ -443,7 +443,6 @@ def row(alias, **more):
     return {**plain, "method": "detected", **none, **more}
 
 
-@pytest.mark.new
 async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched(checked):
     tokens = TokenService(USERS, now=anyio.current_time)
     mirror = checked(auth=tokens, target={"auth": BasicAuth(USERS)})
@@ -468,7 +467,6 @@ async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched(check
     }
 
 
-@pytest.mark.new
 async def test_what_is_not_there_yet_is_not_created_elsewhere(checked):
     mirror = checked()
     ran, rows = await mirror.check("app")
@@ -476,7 +474,6 @@ async def test_what_is_not_there_yet_is_not_created_elsewhere(checked):
     assert asked(mirror.target) == ["GET /v2/app/tags/list?n=1 404"]
 
 
-@pytest.mark.new
 async def test_fifty_repositories_need_seven_tokens_and_one_bare_request(checked, tokens):
     names = [f"team/app{number}" for number in range(50)]
     mirror = checked(*names, auth=tokens)
@@ -485,7 +482,6 @@ async def test_fifty_repositories_need_seven_tokens_and_one_bare_request(checked
     mirror.source.journal.matching("GET", "tag_list").exactly(51)
 
 
-@pytest.mark.new
 async def test_refused_credentials_are_told_for_each_repository_and_shown_once(checked, tokens):
     tokens.users[USER] = "another"
     mirror = checked("one", "two", auth=tokens)
@@ -515,7 +511,6 @@ async def test_an_unusable_end_does_not_hide_the_others(checked, clean_env, monk
     assert asked(mirror.source) == []
 
 
-@pytest.mark.new
 async def test_who_may_only_pull_is_told_at_a_target(checked):
     tokens = TokenService(
         USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time
@@ -529,7 +524,6 @@ async def test_who_may_only_pull_is_told_at_a_target(checked):
     mirror.target.journal.matching("DELETE").none()
 
 
-@pytest.mark.new
 async def test_where_a_listing_is_hidden_the_upload_decides(checked):
     """As of a registry that lists nothing to those who may push (docs/design.md section 9)."""
     mirror = checked()
@@ -545,7 +539,6 @@ async def test_where_a_listing_is_hidden_the_upload_decides(checked):
     assert (ran.status, mirror.error(rows, "source")) == (4, "AUTH_ERROR")
 
 
-@pytest.mark.new
 async def test_what_is_missing_at_a_source_is_an_error(checked):
     mirror = checked()
     ran, rows = await mirror.check("another")
@@ -579,7 +572,6 @@ class Zot(BasicAuth):
         return Response(200, headers, b"{}")
 
 
-@pytest.mark.new
 @pytest.mark.provokes("credential_unasked")
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("repository", ["there", "new"])
@@ -601,7 +593,6 @@ async def test_a_wrong_password_is_found_where_anybody_may_read(checked, end, re
     assert len(shown) == 1, "a refused password is not sent again"
 
 
-@pytest.mark.new
 @pytest.mark.provokes("ping", "credential_unasked")
 async def test_a_login_is_proven_once_where_anybody_may_read(checked):
     mirror = checked("one", "two", target={"auth": Zot(USERS, anonymous_pull=True)})
@@ -619,7 +610,6 @@ async def test_a_login_is_proven_once_where_anybody_may_read(checked):
     ]
 
 
-@pytest.mark.new
 @pytest.mark.provokes("ping")
 @pytest.mark.parametrize("password", ["another", PASSWORD])
 async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(checked, password):

@@ -207,7 +207,6 @@ def test_a_real_report_is_shown_in_each_form(form, source, target, tmp_path):
     assert told.out.endswith("\n")
 
 
-@pytest.mark.new
 def test_a_summary_is_the_markdown_of_the_run(source, target, tmp_path):
     Seed(1).image().load_into(source.app, "app", "v1")
     config, summary = tmp_path / "mirror.yaml", tmp_path / "summary.md"

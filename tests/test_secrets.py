@@ -835,7 +835,6 @@ OTHERS = {
 _WITHOUT_VALUE = re.compile(r"^  (?:-[a-z], )?(--?[a-z-]+)(?:  .*)?$", re.MULTILINE)
 
 
-@pytest.mark.new
 def test_each_command_and_each_option_that_changes_what_is_printed_has_canaries():
     """`watch` has a test of its own, `report` reads no configuration; help and the usual options
     are in each command's runs.

@@ -399,7 +399,6 @@ def outside(world: Virtual) -> Outside:
     return Outside(world)
 
 
-@pytest.mark.new
 @pytest.mark.parametrize("by", ["environment", "configuration"])
 async def test_both_logins_go_to_whom_they_are_for(world, outside, by):
     outside.source.app.auth = TokenService({USER: SECRET}, anonymous=False)
@@ -436,7 +435,6 @@ async def test_the_proxy_of_a_registry_is_that_of_its_login_and_its_storage_too(
     assert tokens.requests == 1
 
 
-@pytest.mark.new
 async def test_no_proxy_means_no_byte_to_the_proxy(world, outside):
     proxy = Proxy(world)
     env = {"https_proxy": "proxy.test:3128", "no_proxy": f"a.example, {NAME}:443, target.test"}
@@ -512,7 +510,6 @@ async def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_pro
     assert "`ca_file`" in ran.err
 
 
-@pytest.mark.new
 @pytest.mark.parametrize("by", ["HTTPS_PROXY", "https_proxy", "proxy in the configuration"])
 async def test_a_proxy_with_tls_of_its_own_is_one_error_with_its_remedy(outside, by):
     url = f"https://{GATE}:{QUOTED}@proxy.test:3128"

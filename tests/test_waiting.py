@@ -728,7 +728,6 @@ class Away(Near):
         return [time for time in times if begins <= time <= begins + seconds]
 
 
-NEW = pytest.mark.new
 CELLS = [
     *itertools.product(("source", "target", "token", "blobs"), ("refused", "503", "reset"), (5.0,)),
     *itertools.product(("target",), ("504", "silent", "lost"), (5.0,)),
@@ -740,7 +739,7 @@ CELLS = [
 
 @pytest.mark.parametrize(
     ("name", "how", "seconds"),
-    [pytest.param(*cell, marks=[NEW] * (cell[:2] == ("token", "503"))) for cell in CELLS],
+    CELLS,
 )
 async def test_an_outage_is_waited_out(world, tmp_path, name, how, seconds):
     """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
@@ -753,7 +752,7 @@ async def test_an_outage_is_waited_out(world, tmp_path, name, how, seconds):
     assert 4.5 < ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
 
 
-@pytest.mark.parametrize("name", ["target", "blobs", "source", pytest.param("token", marks=NEW)])
+@pytest.mark.parametrize("name", ["target", "blobs", "source", "token"])
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_one_probe_at_a_time_and_none_when_it_is_back(world, tmp_path, name, how):
     scene = Away(world, tmp_path, images=12)
