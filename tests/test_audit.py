@@ -588,15 +588,15 @@ async def test_a_mapping_that_selects_nothing_is_a_warning(mirror):
 
 
 async def test_a_target_that_is_away_fails_alone(pair):
-    for number in range(40):
+    for number in range(100):
         pair.load(pair.seed.image(), f"v{number}")
     pair.mapping["tags"] = tags("v*")
     pair.target.fail("refused")
     ran = await pair.audit()
     assert (ran.status, ran.report["findings"]) == (2, [])
     codes = [each["error"]["code"] for each in ran.report["failures"]]
-    assert codes == ["NETWORK_ERROR"] * 40
-    assert ran.totals["images"]["whole"] == 40
+    assert codes == ["NETWORK_ERROR"] * 100
+    assert ran.totals["images"]["whole"] == 100
     # The other one does not wait until the first is given up.
     times = [each.time for each in pair.targets["two"].journal.entries]
     assert times[-1] - times[0] < 1
