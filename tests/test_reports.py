@@ -14,7 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from conformance.content.images import Seed, encode
-from tests.ends import Ran, run_regsync, sync, tags
+from tests.ends import Ran, load_numbered, run_regsync, sync, tags
 from tests.ends import document as configuration
 from tests.published import check, mixed_run
 
@@ -64,6 +64,14 @@ def test_bytes_that_need_not_be_sent_count_once_for_each_target_repository(sourc
     image.with_manifest(body, image.media_type).load_into(source.app, "first", "v2", "v3")
     warm = sync(ends, {"from": "first", "tags": tags("v*")}).totals
     assert (warm["bytes"], warm["saved"]) == (0, {"present": image.size, "mounted": 0})
+
+
+def test_a_blob_that_another_image_brings_is_skipped_by_the_others(source, target):
+    images = load_numbered(source, 3)
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
+    counts = [each["blobs"] for each in ran.images]
+    assert [sum(each.values()) for each in counts] == [len(image.blobs) for image in images]
+    assert sum(each["skipped"] for each in counts) == 2
 
 
 def test_the_number_of_requests_in_the_report_is_that_of_the_journal(source, target):
