@@ -60,8 +60,6 @@ NOT_RUN = {
     r"(?:install -d -o mirror|runuser -u mirror) .*": "it needs the user that was made",
     r"openssl fipsinstall .*": "it changes the system; test_fips sets up a provider of its own",
     r"git (?:diff --quiet mirror\.lock|rev-parse HEAD)": "it asks git alone",
-    r"regsync \w+ .*\[-.*": "a synopsis",
-    r"regsync validate FILE \| -c FILE": "a synopsis",
 }
 
 # What stands for words that are not meant as they are.
