@@ -600,12 +600,6 @@ async def test_a_broken_file_of_credentials_is_told_without_its_secret(arranged,
     assert not traces.found(ran)
 
 
-def shown(name: str, value: str) -> Any:
-    """Return a row whose login is told: why an identity was not found names the variable's URL."""
-    reason = "the login in the URL of a service of credentials is told with the URL"
-    return pytest.param(name, value, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
 VARIABLES = [
     *(
         ("HTTPS_PROXY", value)
@@ -621,10 +615,10 @@ VARIABLES = [
     ),
     ("HTTP_PROXY", f"socks5://me:{SECRET}@proxy.test:1"),
     ("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"https://me:{PLAIN}@credentials.test/x"),
-    shown("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://me:{PLAIN}@credentials.test/x?{PLAIN}"),
-    shown("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://me:{PLAIN}@metadata.test"),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://me:{PLAIN}@credentials.test/x?{PLAIN}"),
+    ("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://me:{PLAIN}@metadata.test"),
     ("AZURE_AUTHORITY_HOST", f"https://me:{PLAIN}@login.test"),
-    shown("GCE_METADATA_HOST", f"me:{PLAIN}@metadata.test"),
+    ("GCE_METADATA_HOST", f"me:{PLAIN}@metadata.test"),
     ("SSL_CERT_FILE", f"https://me:{PLAIN}@registry.test/ca.pem"),
     ("DOCKER_AUTH_CONFIG", f'{{"auths": {{"plain.test": {{"auth": "{SECRET}'),
 ]

@@ -29,6 +29,7 @@ from _regsync.auth.cloud import (
     Request,
     ask,
     first_found,
+    shown_host,
 )
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
@@ -468,7 +469,7 @@ async def _from_container(settings: _Settings) -> Keys | str:
     if not url:
         return source
     if not re.fullmatch(_CONTAINER_SERVICES, url):
-        raise _error(f"{source}: {printable(url, 99)} is neither https nor a metadata address")
+        raise _error(f"{source}: {shown_host(url)} is neither https nor a metadata address")
 
     token = settings.variables.get("container_authorization_token") or ""
     token_file = settings.variables.get("container_authorization_token_file")
@@ -496,7 +497,7 @@ async def _from_instance(settings: _Settings) -> Keys | str:
     address = "[fd00:ec2::254]" if mode.lower() == "ipv6" else "169.254.169.254"
     base = settings.variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
     base = base.rstrip("/")
-    source = f"the EC2 metadata service at {printable(base, 100)}"
+    source = f"the EC2 metadata service at {shown_host(base)}"
     if settings.is_set("ec2_metadata_disabled"):
         return f"{source} (AWS_EC2_METADATA_DISABLED)"
 

@@ -151,7 +151,7 @@ async def ask(
     A failure that may pass is repeated. Raises a fatal AuthError, which names the source of the
     identity, the service and the reason.
     """
-    host = printable(re.sub("^[^:]*://([^/?#]*@)?|[/?#].*", "", request.url), 100)
+    host = shown_host(request.url)
     place = request.source if host in request.source else f"{request.source} at {host}"
     pauses = [*_PAUSES[: attempts - 1]]
     while True:
@@ -179,6 +179,13 @@ async def ask(
         if not (pauses and is_temporary):
             raise AuthError(f"{place}: {text}", hint=remedy, fatal=True, code=code)
         await anyio.sleep(max(pauses.pop(0), min(wait, _LONGEST_WAIT)))
+
+
+def shown_host(url: str) -> str:
+    """Return the host of a URL, or of one without a scheme, for messages: a variable of the
+    environment may have a login in it.
+    """
+    return printable(re.sub("^([^:/?#]*://)?([^/?#]*@)?|[/?#].*", "", url), 100)
 
 
 def _may_pass(status: int, refusal: str, request: Request) -> bool:

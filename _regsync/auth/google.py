@@ -18,7 +18,16 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from _regsync.auth.cloud import ATTEMPTS, Answer, CloudEnvironment, Login, Request, ask, first_found
+from _regsync.auth.cloud import (
+    ATTEMPTS,
+    Answer,
+    CloudEnvironment,
+    Login,
+    Request,
+    ask,
+    first_found,
+    shown_host,
+)
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError
@@ -162,7 +171,7 @@ async def _log_in_by_metadata(machine: CloudEnvironment, *, is_probe: bool) -> L
     """
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
-    source = f"the metadata server {host}"
+    source = f"the metadata server {shown_host(host)}"
     if machine.environ.get("NO_GCE_CHECK") == "true":
         return f"{source}: not asked because of NO_GCE_CHECK"
 
