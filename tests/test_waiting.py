@@ -345,6 +345,22 @@ async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it
     assert len(refused) < 40, "one at a time asks whether the registry has changed its mind"
 
 
+@pytest.mark.provokes("upload_abandoned")
+async def test_the_end_of_an_upload_is_the_probe_of_a_registry_that_is_its_own_source(near):
+    """All chunks have arrived when the registry goes away, so that nothing is left to read there."""
+    place = near.world.registry("one.test", mounts=False)
+    layer = near.seed.blob(17 * MIB)
+    image = near.seed.image(layers=[layer]).load_into(place.app, "app", "v0")
+    refuse_whole_bodies(place)
+    ends = place.app.faults.on("PUT", "upload", where=lambda asked: layer.digest in asked.target)
+    ends.nth(1).status(502)
+    place.app.faults.on("HEAD", "blob").first(3).status(502)
+    near.registries = dict.fromkeys(("source", "target"), {"url": place.url})
+    ran = await near.copy({"from": "app", "to": "kept", "tags": tags("*")})
+    arrived(ran, place, [image], "kept")
+    assert ran.seconds < 60
+
+
 async def test_a_copy_inside_a_registry_of_one_window_ends(near):
     """There a blob's GET and PUT draw on the same window, which no finished transfer may leave
     narrower.

@@ -633,7 +633,10 @@ class BlobCopy:
         put = self.target.writing_needs(self.blob.size, in_chunks=upload.in_chunks)
         # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
         reading, stream_from = self.reading, self.stream_from
-        get = () if stream_from is not None else reading.source.reading_needs(self.blob.size)
+        # Where nothing is left to read, the source's turn might be the probe of a host that is away, for
+        # which the end of the upload would wait.
+        is_read = stream_from is None and upload.offset < self.blob.size
+        get = reading.source.reading_needs(self.blob.size) if is_read else ()
         await self._take_chunk_memory()  # it may have been learnt since the blob began
         async with self._transport.gate.admitted(*get, *put) as given:
             if stream_from is not None:
