@@ -90,14 +90,6 @@ def test_the_harness_names_its_modules_and_personas() -> None:
     assert [name for name in PERSONAS if name not in named and not name.endswith(ends)] == []
 
 
-def test_every_invariant_is_cited_by_tests() -> None:
-    numbers = re.findall(r"(?m)^- (I[0-9]+): ", text_of("docs/design.md"))
-    assert numbers == [f"I{number}" for number in range(1, 13)]
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
-    for number in numbers:
-        assert any(re.search(rf"\b{number}\b", text) for text in texts), number
-
-
 def test_the_documents_agree_on_whether_there_is_a_release() -> None:
     latest = re.findall(r"(?m)^## (.*)$", text_of("docs/changes.md"))[0]
     assert latest.partition(" ")[0] == run_regsync("version", "--json").report["version"]

@@ -737,10 +737,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "how", "seconds"),
-    CELLS,
-)
+@pytest.mark.parametrize(("name", "how", "seconds"), CELLS)
 async def test_an_outage_is_waited_out(world, tmp_path, name, how, seconds):
     """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
     scene = Away(world, tmp_path)
