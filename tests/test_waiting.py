@@ -20,7 +20,7 @@ import pytest
 
 from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
 from conformance.content.images import Image, Seed
-from conformance.messages import Answer, Request, Response, error
+from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.programs import docker_registry
 from conformance.providers.personas import Persona, Provider
 from conformance.providers.rates import Cap
@@ -352,10 +352,12 @@ async def test_the_end_of_an_upload_is_the_probe_of_a_registry_that_is_its_own_s
     layer = near.seed.blob(17 * MIB)
     image = near.seed.image(layers=[layer]).load_into(place.app, "app", "v0")
     refuse_whole_bodies(place)
-    ends = place.app.faults.on("PUT", "upload", where=lambda asked: layer.digest in asked.target)
-    ends.nth(1).status(502)
+    digest = digest_of(layer)
+    place.app.faults.on("PUT", "upload", where=lambda asked: digest in asked.target).first(
+        2
+    ).status(502)
     place.app.faults.on("HEAD", "blob").first(3).status(502)
-    near.registries = dict.fromkeys(("source", "target"), {"url": place.url})
+    near.registries = {alias: {"url": place.url} for alias in ("source", "target")}
     ran = await near.copy({"from": "app", "to": "kept", "tags": tags("*")})
     arrived(ran, place, [image], "kept")
     assert ran.seconds < 60
