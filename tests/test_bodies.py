@@ -697,7 +697,7 @@ async def test_a_missing_ecr_repository_is_told_with_the_command_that_creates_it
     way.source.journal.matching("GET", "blob").none()
 
 
-# Redirects (whom they may lead to is in test_hostile_peers.py, too).
+# Redirects (whom they may lead to is in test_hostile.py, too).
 
 
 STORAGE = "http://storage.test"
@@ -1147,7 +1147,7 @@ async def test_a_stray_basic_challenge_does_not_make_passwords_travel(transfer):
 
 
 async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks(transfer):
-    """Tried without the excuse that the audit of `test_fault_matrix` has for it."""
+    """Tried without the excuse that the audit of `test_faults` has for it."""
     way = transfer(SIZE, resumable=False)
     way.seed.image().load_into(way.taker, "team/app", tag="old")
     way.on_pull().first().drop(after=MIB, of="response")

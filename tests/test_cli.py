@@ -423,7 +423,7 @@ def test_what_is_printed_is_for_any_terminal_but_a_document_is_utf_8() -> None:
     assert "c\\xfc" in refused("validate", "-", stdin="mappings: [{from: cü}]", env=plain)
 
 
-# Signals. When and in which order what happens is test_signals.py's.
+# Signals. When and in which order what happens is test_stop.py's.
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -192,7 +192,7 @@ MOVED = Response(307, [("Location", "/x")])
 TOO_LARGE = error(413, "SIZE_INVALID", "too large")
 
 # What is wrong, by the side that is to blame and the error's code: the words that say it, and how it
-# comes about. Documents that are wrong are in test_images.py, who leads us elsewhere in
+# comes about. Documents that are wrong are in test_copy.py, who leads us elsewhere in
 # test_hostile.py.
 ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
     ("source", "CONTENT_ERROR"): {

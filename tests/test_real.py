@@ -2,7 +2,7 @@
 
 Registries are Debian's docker-registry. What we copied is compared byte for byte with what was
 pushed, and read once more by skopeo, manifest by manifest and as a whole copy out of the target.
-Kills at a request are in test_discipline_runs.py, those at a write of a layout in test_layout_crash.py.
+Kills at a request are in test_turns.py, power cuts at a write of a layout in unit/test_layout_power.py.
 """
 
 from __future__ import annotations
