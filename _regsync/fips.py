@@ -1,6 +1,7 @@
 """The FIPS gate: the default build runs only where the host's OpenSSL uses a FIPS provider alone.
 
-The host is configured for that, by its own mode or by OPENSSL_CONF; nothing is activated here.
+The host is configured for that, by its own mode or by OPENSSL_CONF; nothing is activated here. The
+static executable has a FIPS module inside instead, and runs only if that is the one it was built with.
 Invariants: the gate opens only if every check succeeds. There is no fallback. The checks call
 OpenSSL itself, because Python also works without a provider: hashlib has its own implementations,
 and FIPS mode is only a setting. Neither OpenSSL nor ctypes is imported before a function is called.
@@ -13,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from _regsync import FIPS_BUILD
+from _regsync import FIPS_BUILD, IS_STATIC
 
 if TYPE_CHECKING:
     from ctypes import CDLL, c_void_p
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 REMEDY = (
     "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, and activate "
     "it in the file that OPENSSL_CONF names (docs/install.md), or use regsync-nofips.pyz"
+)
+
+# The module inside the static executable, by its own name, and what is claimed about it.
+_MODULE = "AWS-LC FIPS"
+_MODULE_VERSION = "3.1.0"
+CLAIM = (
+    "built from the source of AWS-LC FIPS 3.1.0, the module version of certificate #5314;"
+    " not claimed as validated outside the environments of its security policy"
 )
 
 # OpenSSL 3.0.0, in the format of OpenSSL_version_num.
@@ -42,6 +51,8 @@ def open_gate() -> str:
     """
     if not FIPS_BUILD:
         return ""
+    if IS_STATIC:
+        return _check_module()
     if sys.platform in ("darwin", "win32"):
         return "the FIPS provider does not check certificates on this system"
     try:
@@ -51,6 +62,18 @@ def open_gate() -> str:
     except (AttributeError, ImportError, OSError) as error:
         return f"the FIPS provider cannot be used: {error}"
     return ""
+
+
+def _check_module() -> str:
+    """Return "" if the module inside the static executable is the right one, or what is wrong."""
+    from _regsync_native import fips_module  # type: ignore[import-not-found]
+
+    found: str = fips_module()
+    if found == f"{_MODULE} {_MODULE_VERSION}":
+        return ""
+    return (
+        f"the FIPS module of this file is {found or 'not active'}, not {_MODULE} {_MODULE_VERSION}"
+    )
 
 
 def _check_host() -> None:
@@ -149,7 +172,11 @@ def _check_ssl() -> None:
 
 
 def provider() -> dict[str, str]:
-    """Return the `name` and the `version` that OpenSSL's provider "fips" reports."""
+    """Return the `name` and the `version` that OpenSSL's provider "fips" reports, or those of the
+    module inside the static executable.
+    """
+    if IS_STATIC:
+        return {"name": _MODULE, "version": _MODULE_VERSION}
     from ctypes import Structure, addressof, c_char_p, c_size_t, c_uint, c_void_p
 
     class Parameter(Structure):

@@ -332,8 +332,8 @@ def test_the_image_is_named_with_the_version_that_it_has_and_files_that_are_ther
     version = run_regsync("version", "--json").report["version"]
     image = only([*{only(pod_of(name)["containers"])["image"] for name in WORKLOADS}])
     assert image == f"registry.example.com/tools/regsync:{version}"
-    assert f"oci-archive:dist/regsync-linux.oci.tar docker://{image}" in shown
-    named = re.findall(r"deploy/[\w./-]+\.yaml", shown)
+    assert f"docker buildx build -f deploy/Dockerfile --tag {image} --push dist" in shown
+    named = re.findall(r"deploy/(?:[\w./-]+\.yaml|Dockerfile)", shown)
     assert named
     assert all((ROOT / name).is_file() for name in named)
 

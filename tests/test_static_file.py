@@ -1,5 +1,7 @@
 """What is the static executable's alone, on the one that `--file` names: nothing of the host is needed,
-names, certificate authorities where distributions keep them.
+names, certificate authorities where distributions keep them, what its own library of TLS speaks.
+
+Both variants are judged. Their TLS meets servers on the host's OpenSSL.
 
 tests/test_hosts.py syncs by it in an empty root; other modules run it as they run the
 checkout (tests/conftest.py).
@@ -7,16 +9,19 @@ checkout (tests/conftest.py).
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -25,7 +30,7 @@ from conformance.content.images import Seed
 from conformance.registry.app import App
 from conformance.server.sockets import run_in_thread
 from tests.builds import NOBODY
-from tests.program import Chosen
+from tests.program import Chosen, Ran, run_process
 
 
 def is_executable(path: Path) -> bool:
@@ -47,6 +52,10 @@ NAME_SERVER = ("127.0.0.77", 53)
 A, AAAA = 1, 28
 NO_ERROR, TROUBLE, NO_NAME = 0, 2, 3  # 2: SERVFAIL (RFC 1035 section 4.1.1)
 LISTED = (0, "v1\n", "")
+CLAIM = (
+    "FIPS gate holds: AWS-LC FIPS 3.1.0 is active: built from the source of AWS-LC FIPS 3.1.0, the module"
+    " version of certificate #5314; not claimed as validated outside the environments of its security policy"
+)
 
 
 @pytest.fixture
@@ -90,11 +99,15 @@ def test_in_an_empty_root_it_says_what_it_is(root):
     done = run(root, "version", "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (told["build"], told["gate"]) == ("static", "static file, no FIPS gate")
+    assert told["gate"] == (
+        CLAIM if told["build"] == "static-fips" else "no FIPS gate in this build"
+    )
+    assert told["build"] in ("static-fips", "static-nofips")
     for command in ("--help", "schema"):
         assert run(root, command).stderr == ""
     parts = json.loads(run(root, "version", "--sbom").stdout)["components"]
-    assert {"CPython", "OpenSSL", "SQLite", "musl", "zlib"} <= {each["name"] for each in parts}
+    library = "AWS-LC" if told["gate_holds"] else "OpenSSL"
+    assert {"CPython", library, "SQLite", "musl", "zlib"} <= {each["name"] for each in parts}
 
 
 @as_root
@@ -228,3 +241,203 @@ def test_a_name_of_the_hosts_file_is_asked_of_nobody(root, names, port):
     (root / "etc" / "hosts").write_text("127.0.0.1 mirror.test\n")
     assert list_tags(root, f"http://mirror.test:{port}") == LISTED
     assert names.asked == []
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def has_module(pyz: Path) -> bool:
+    """Tell whether the file has the FIPS module."""
+    told = json.loads(run_process("version", "--json").out)
+    return bool(told["build"] == "static-fips")
+
+
+def ask(directory: Path, ca: trustme.CA, port: int, host: str = "127.0.0.1", **fields: str) -> Ran:
+    """List tags over TLS at a port."""
+    ca.cert_pem.write_to_path(str(directory / "ca.pem"))
+    registry = {"url": f"https://{host}:{port}", "ca_file": "ca.pem", **fields}
+    (directory / "c.json").write_text(json.dumps({"registries": {"r": registry}, "mappings": []}))
+    return run_process("tags", f"{host}:{port}/app", "-c", str(directory / "c.json"))
+
+
+# What a server of the host's OpenSSL allows alone; whether the file without the module speaks with it,
+# and whether the one with it does.
+ALLOWED = [
+    ("-tls1_3 -groups P-256", True, True),
+    ("-tls1_3 -groups P-384", True, True),
+    ("-tls1_3 -groups P-521", True, True),
+    ("-tls1_3 -groups X25519", True, False),
+    ("-tls1_3 -ciphersuites TLS_AES_128_GCM_SHA256", True, True),
+    ("-tls1_3 -ciphersuites TLS_CHACHA20_POLY1305_SHA256", True, False),
+    ("-tls1_2 -cipher ECDHE+AESGCM", True, True),
+    ("-tls1_2 -cipher ECDHE+AESGCM -groups X25519", True, False),
+    ("-tls1_2 -cipher ECDHE+CHACHA20", False, False),
+    ("-tls1_2 -cipher AES128-GCM-SHA256", False, False),
+    ("-tls1_1 -cipher ALL:@SECLEVEL=0", False, False),
+]
+
+
+@pytest.mark.parametrize(("options", "without", "with_module"), ALLOWED, ids=str)
+def test_what_is_negotiated(tmp_path, ca, has_module, options, without, with_module):
+    leaf = ca.issue_cert("127.0.0.1", key_type=trustme.KeyType.RSA)
+    leaf.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-www", "-naccept", "1"]
+    command += ["-cert", str(tmp_path / "server.pem"), *options.split()]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = next(line.split()[1] for line in server.stdout if line.startswith("ACCEPT "))
+            ran = ask(tmp_path, ca, int(address.rpartition(":")[2]))
+        finally:
+            server.kill()
+    spoke = with_module if has_module else without
+    assert ("TLS" in ran.err) is not spoke, ran.err
+    if not spoke:
+        assert "refused the TLS handshake" in ran.err or "shares no TLS version" in ran.err
+
+
+UTC = datetime.timezone.utc
+PAST = datetime.datetime(2021, 1, 1, tzinfo=UTC)
+FUTURE = datetime.datetime(2037, 1, 1, tzinfo=UTC)
+
+# How the host's `openssl` makes a server's certificate.
+SELF_SIGNED = "req -x509 -newkey rsa:2048 -sha256"
+SHORT_KEY = "req -x509 -newkey rsa:1024 -sha256"
+
+
+def own_certificate(command: str) -> Callable[[trustme.CA, Path], Path]:
+    """Return how `openssl` makes a certificate of no authority."""
+
+    def make(ca: trustme.CA, directory: Path) -> Path:
+        path = directory / "server.pem"
+        names = ["-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
+        files = ["-nodes", "-keyout", f"{path}.key", "-out", str(path)]
+        subprocess.run(
+            ["openssl", *command.split(), *names, *files], check=True, capture_output=True
+        )
+        path.write_bytes(Path(f"{path}.key").read_bytes() + path.read_bytes())
+        return path
+
+    return make
+
+
+def signed_over_sha1(ca: trustme.CA, directory: Path) -> Path:
+    """Return a certificate of the authority, as old ones sign."""
+    path = own_certificate(SELF_SIGNED)(ca, directory)
+    authority = directory / "authority.pem"
+    ca.private_key_pem.write_to_path(str(authority))
+    ca.cert_pem.write_to_path(str(authority), append=True)
+    key = Path(f"{path}.key").read_bytes()
+    (directory / "names").write_text("subjectAltName=IP:127.0.0.1")
+    request = ["openssl", "req", "-new", "-key", f"{path}.key", "-subj", "/CN=x"]
+    asked = subprocess.run(request, check=True, capture_output=True).stdout
+    sign = ["openssl", "x509", "-req", "-sha1", "-CA", str(authority), "-CAkey", str(authority)]
+    sign += ["-extfile", str(directory / "names"), "-set_serial", "1"]
+    signed = subprocess.run(sign, input=asked, check=True, capture_output=True).stdout
+    path.write_bytes(key + signed)
+    return path
+
+
+def issued(
+    authority: trustme.CA | None = None, name: str = "127.0.0.1", **options: Any
+) -> Callable[[trustme.CA, Path], Path]:
+    """Return how an authority, the trusted one or another, makes a certificate."""
+
+    def make(ca: trustme.CA, directory: Path) -> Path:
+        path = directory / "server.pem"
+        leaf = (authority or ca).issue_cert(name, **options)
+        leaf.private_key_and_cert_chain_pem.write_to_path(str(path))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        pytest.param(issued(), "", id="fine"),
+        pytest.param(issued(not_after=PAST), "its certificate has expired", id="expired"),
+        pytest.param(issued(not_before=FUTURE), "is not valid yet", id="not valid yet"),
+        pytest.param(issued(name="elsewhere.example"), "is not valid for this name", id="wrong host"),
+        pytest.param(issued(trustme.CA()), "an unknown authority", id="unknown authority"),
+        pytest.param(own_certificate(SELF_SIGNED), "is self-signed", id="self-signed"),
+        pytest.param(own_certificate(SHORT_KEY), "is self-signed|too weak", id="self-signed, 1024 bits"),
+        pytest.param(signed_over_sha1, "too weak", id="over SHA-1"),
+    ],
+)  # fmt: skip
+def test_what_a_server_shows_is_judged_alike(tmp_path, ca, make, told):
+    """An old authority inside a company among others."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.load_cert_chain(make(ca, tmp_path))
+    with run_in_thread(App(), ssl_context=context) as server:
+        Seed(1).image().load_into(server.app, "app", tag="v1")
+        ran = ask(tmp_path, ca, int(server.address.rpartition(":")[2]))
+    if told:
+        assert ran.status == 2
+        assert re.search(f"127.0.0.1 is not trusted: .*({told})", ran.err), ran.err
+    else:
+        assert (ran.status, ran.out, ran.err) == LISTED
+
+
+def test_an_old_authority_with_a_short_key_is_refused_though_it_is_named(tmp_path, ca):
+    make = own_certificate(SHORT_KEY)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    path = make(ca, tmp_path)
+    context.load_cert_chain(path)
+    with run_in_thread(App(), ssl_context=context) as server:
+        port = int(server.address.rpartition(":")[2])
+        ran = ask(tmp_path, ca, port, ca_file=str(path))
+    assert ran.status == 2
+    assert "is not trusted: its certificate, or the authority's, is too weak" in ran.err
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_server_that_wants_a_client_certificate(tmp_path, ca, version):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = version
+    context.verify_mode = ssl.CERT_REQUIRED
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.configure_trust(context)
+    leaf = ca.issue_cert("client.example")
+    leaf.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
+    with run_in_thread(App(), ssl_context=context) as server:
+        Seed(1).image().load_into(server.app, "app", tag="v1")
+        port = int(server.address.rpartition(":")[2])
+        without = ask(tmp_path, ca, port)
+        with_it = ask(tmp_path, ca, port, client_cert=str(tmp_path / "client.pem"))
+    assert without.status == 2
+    assert re.search("asks for a client certificate|refused the TLS handshake", without.err)
+    assert (with_it.status, with_it.out, with_it.err) == LISTED
+
+
+def test_an_encrypted_key_of_a_client_is_an_error_of_the_configuration(tmp_path, ca):
+    make = own_certificate("req -x509 -newkey rsa:2048 -passout pass:x")
+    path = make(ca, tmp_path)
+    locked = ["openssl", "rsa", "-aes256", "-passout", "pass:x", "-in", f"{path}.key"]
+    done = subprocess.run(locked, check=True, capture_output=True)
+    (tmp_path / "locked.key").write_bytes(done.stdout)
+    files = {"client_cert": str(path), "client_key": str(tmp_path / "locked.key")}
+    ran = ask(tmp_path, ca, 1, **files)
+    assert ran.status == 3
+    assert "cannot be used: " in ran.err
+    assert "a key without a passphrase" in ran.err
+
+
+def test_plain_http_where_tls_is_expected(tmp_path, ca):
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as peer:
+            peer.recv(1000)
+            peer.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        ran = ask(tmp_path, ca, listener.getsockname()[1])
+        thread.join()
+    assert ran.status == 2
+    assert "127.0.0.1 does not speak TLS" in ran.err

@@ -61,13 +61,14 @@ ANY_PYTHON = (99, 0)
 IMPORTER = "tree_importer.py"  # whose source is in each tree, and not at the root
 
 # What a build may leave in its directory, in the order of SHA256SUMS (tools/build_static.py makes the
-# last three).
+# last four).
 RELEASE = (
     "regsync.pyz",
     "regsync-nofips.pyz",
     "regsync-linux-x86_64",
     "regsync-linux-aarch64",
-    "regsync-linux.oci.tar",
+    "regsync-nofips-linux-x86_64",
+    "regsync-nofips-linux-aarch64",
 )
 
 Component = dict[str, object]  # an entry of the inventory

@@ -495,15 +495,15 @@ def run_version(arguments: Namespace, console: Console) -> int:
 def describe_version(closed_reason: str) -> dict[str, object]:
     """Return the document of `version --json`. The FIPS gate is closed for `closed_reason`, if any."""
     provider = None  # name and version of the FIPS provider, if the gate holds
-    if IS_STATIC:
-        gate = "static file, no FIPS gate"
-    elif not FIPS_BUILD:
+    if not FIPS_BUILD:
         gate = "no FIPS gate in this build"
     elif closed_reason:
         gate = f"FIPS gate closed: {closed_reason}"
     else:
         provider = fips.provider()
         gate = "FIPS gate holds: {name} {version} is active".format(**provider)
+        if IS_STATIC:
+            gate += f": {fips.CLAIM}"
     try:
         import _ssl  # faster than `ssl`, and the version is all that is needed
 
@@ -514,7 +514,7 @@ def describe_version(closed_reason: str) -> dict[str, object]:
     return {
         "schema": 1,
         "version": __version__,
-        "build": "static" if IS_STATIC else "fips" if FIPS_BUILD else "nofips",
+        "build": ("static-" if IS_STATIC else "") + ("fips" if FIPS_BUILD else "nofips"),
         "python": f"{'CPython' if name == 'cpython' else name} {sys.version.split()[0]}",
         "openssl": openssl,
         "gate": gate,

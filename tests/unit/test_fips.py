@@ -93,12 +93,34 @@ def test_the_gate_comes_before_whatever_loads_openssl(host):
     assert told.count("[]") == 3
 
 
-# Other systems, as this process sees them.
+# The static executable, and other systems, as this process sees them.
 
 
 @pytest.fixture(autouse=True)
 def as_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fips, "FIPS_BUILD", True)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("AWS-LC FIPS 3.1.0", ""),
+        ("AWS-LC FIPS 3.2.0", "is AWS-LC FIPS 3.2.0, not AWS-LC FIPS 3.1.0"),
+        ("", "is not active, not AWS-LC FIPS 3.1.0"),
+    ],
+)
+def test_the_static_file_runs_with_the_module_of_its_version_alone(
+    monkeypatch, capsys, module, why
+):
+    """It asks nothing of the host."""
+    native = SimpleNamespace(fips_module=lambda: module)
+    monkeypatch.setitem(sys.modules, "_regsync_native", native)
+    monkeypatch.setattr(fips, "IS_STATIC", True)
+    monkeypatch.setattr(fips, "libcrypto", None)
+    assert regsync.main(["validate", "nothing.yaml"]) == 3
+    told = capsys.readouterr().err
+    assert ("the FIPS module of this file " in told) is bool(why)
+    assert why in told
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])

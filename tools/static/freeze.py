@@ -19,6 +19,9 @@ __all__ = ["main"]
 BOOTSTRAP = {"importlib._bootstrap", "importlib._bootstrap_external", "zipimport"}
 ALIGNMENT = 16
 
+# In hashlib: it would complain at each import about these two, which are CPython's own (Setup.local).
+UNKNOWN_HASHES = b"'blake2b', 'blake2s',"
+
 HEAD = """\
 #include <Python.h>
 __asm__(".section .rodata\\n.balign 16\\n.globl regsync_code\\n.hidden regsync_code\\n"
@@ -38,7 +41,8 @@ def main(lib: Path, names: list[str]) -> None:
         path = lib.joinpath(*name.split("."))
         is_package = path.is_dir()
         file = path / "__init__.py" if is_package else path.with_name(path.name + ".py")
-        compiled = compile(file.read_bytes(), f"<frozen {name}>", "exec", dont_inherit=True)
+        text = file.read_bytes().replace(UNKNOWN_HASHES, b"")
+        compiled = compile(text, f"<frozen {name}>", "exec", dont_inherit=True)
         data = marshal.dumps(compiled)
         code += bytes(-len(code) % ALIGNMENT)
         rows.append(ROW.format(name, len(code), len(data), int(is_package)))

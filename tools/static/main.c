@@ -3,9 +3,13 @@
 #include <Python.h>
 #include <limits.h>
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#ifdef OPENSSL_IS_AWSLC
+#include <openssl/service_indicator.h>
+#endif
 #include <string.h>
 #include <sys/auxv.h>
 #include <unistd.h>
@@ -20,6 +24,7 @@ static const char PROGRAM[] = "import sys, tree_importer, regsync\nsys.exit(regs
 
 /* The longest signature that an RSA key of OpenSSL gives: 16384 bits. */
 #define MAX_SIGNATURE 2048
+#define MIN_KEY_BITS 2048
 
 /* _regsync_native.sign_rs256(pem, message): the calls that _regsync/crypto.py makes by ctypes elsewhere.
    A static musl cannot open libraries, itself included, and so has no ctypes. */
@@ -40,7 +45,7 @@ static PyObject *sign_rs256(PyObject *self, PyObject *args)
 
     if (!key)
         PyErr_SetString(PyExc_ValueError, "does not parse");
-    else if (!context
+    else if (!context || EVP_PKEY_bits(key) < MIN_KEY_BITS
              || EVP_DigestSignInit(context, NULL, EVP_sha256(), NULL, key) != 1
              || EVP_DigestSign(context, signature, &size, message.buf, (size_t)message.len) != 1)
         PyErr_SetString(PyExc_ValueError,
@@ -57,8 +62,20 @@ static PyObject *sign_rs256(PyObject *self, PyObject *args)
     return result;
 }
 
+/* _regsync_native.fips_module(): where the module's self-tests have failed, the process has ended before
+   main. The version is compiled into the module, unlike that of the library around it. */
+static PyObject *fips_module(PyObject *self, PyObject *unused)
+{
+#ifdef OPENSSL_IS_AWSLC
+    if (FIPS_mode() == 1)
+        return PyUnicode_FromString(awslc_version_string());
+#endif
+    return PyUnicode_FromString("");
+}
+
 static PyMethodDef native_methods[] = {
     {"sign_rs256", sign_rs256, METH_VARARGS, "Return the RS256 signature of a message."},
+    {"fips_module", fips_module, METH_NOARGS, "Return the FIPS module's name, empty without one."},
     {NULL, NULL, 0, NULL},
 };
 

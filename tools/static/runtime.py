@@ -1,14 +1,14 @@
-"""The runtime: CPython, OpenSSL, SQLite and zlib in one static executable, with no program behind it.
+"""The runtime: CPython, AWS-LC or OpenSSL, SQLite and zlib in one static executable, with no program behind it.
 
 It is built in parts. A part has a directory of its own, beside the others, and a recipe, a short
 shell script that runs there (recipes/). The directory's name ends with a hash of the recipe, of the
 files that it reads and of the names of the parts that it uses; so whatever changes, exactly the parts
 below it are built again, and what is there already is right.
 
-    zig -> toolchain -> zlib, sqlite, openssl -> python -> runtime
-           toolchain -> build_python          -> python
+    zig -> toolchain -> zlib, sqlite, aws-lc or openssl -> python -> runtime
+           toolchain -> build_python                    -> python
 
-Owns: which part is made of what; where the runtime of an architecture is.
+Owns: which part is made of what; where a runtime is.
 May not know: the program.
 Invariants: the same sources give the same bytes, whatever the directory, the user and the clock
 (docs/install.md). Recipes name each other's directories relatively, and the compiler cuts the rest.
@@ -28,15 +28,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.build_zipapp import BuildError
-from tools.static.sources import SOURCES, ZIG, Source, fetch
+from tools.static.sources import CPYTHON, SQLITE, ZIG, ZLIB, Source, Variant, fetch
 
-__all__ = ["ARCHITECTURES", "build_runtime", "python_parts", "runtime_of"]
+__all__ = ["ARCHITECTURES", "build_runtime", "runtime_of"]
 
 ARCHITECTURES = ("x86_64", "aarch64")
 BUILD_MACHINE = "x86_64"  # of which the pinned wheel of the compiler is, and which configure asks
 
 FOLDER = Path(__file__).resolve().parent
-PROGRAMS = ("perl", "make", "readelf", "tar", "xz")
+# What a build takes of the machine, and what the one of the FIPS module takes beside that.
+PROGRAMS = ("perl", "make", "readelf", "tar", "xz", "{arch}-linux-gnu-strip")
+FIPS_PROGRAMS = ("cmake", "ninja", "go", "{arch}-linux-gnu-gcc")
 
 # 1980, the earliest date of the zip format, as everywhere else.
 SOURCE_DATE_EPOCH = "315532800"
@@ -49,14 +51,9 @@ class Part:
     name: str
     recipe: str  # a file of recipes/
     uses: Mapping[str, Part] = field(default_factory=dict)  # by the variable for its directory
-    arch: str = ""  # "": the part is the same for all
     files: tuple[str, ...] = ()  # what it reads in this folder
     source: Source | None = None  # the archive that it unpacks
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The recipe's variables that lead nowhere."""
-        return {"ARCH": self.arch} if self.arch else {}
+    settings: Mapping[str, str] = field(default_factory=dict)  # variables that lead nowhere
 
     @property
     def directory(self) -> str:
@@ -69,50 +66,30 @@ class Part:
         return f"{self.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
-def runtime(arch: str) -> Part:
-    """Return the last part of an architecture, with all that it uses."""
-    unpacked = {source.name: unpacked_source(source) for source in SOURCES}
-    cpython = unpacked["CPython"]
+def runtime(variant: Variant, arch: str) -> Part:
+    """Return the last part of a variant for an architecture, with all that it uses."""
+    library = variant.library
+    unpacked = {source: unpacked_source(source) for source in variant.sources}
     zig = Part("zig", "zig.sh", source=ZIG)
-    toolchain = Part("toolchain", "toolchain.sh", {"ZIG": zig})
-    build_python = Part(
-        "build_python", "build_python.sh", {"SOURCE": cpython, "TOOLCHAIN": toolchain}
-    )
-    amalgamation = Part(
-        "sqlite_amalgamation",
-        "sqlite_amalgamation.sh",
-        {"SOURCE": unpacked["SQLite"], "TOOLCHAIN": toolchain},
-    )
+    tools = {"TOOLCHAIN": Part("toolchain", "toolchain.sh", {"ZIG": zig})}
+    texts = {"SOURCE": unpacked[CPYTHON]}
+    build_python = Part("build_python", "build_python.sh", {**texts, **tools})
 
-    def for_arch(name: str, uses: Mapping[str, Part], *files: str, recipe: str = "") -> Part:
-        return Part(f"{name}-{arch}", recipe or f"{name}.sh", uses, arch, files)
+    def for_arch(recipe: str, uses: Mapping[str, Part], *files: str, **settings: str) -> Part:
+        name = f"{recipe}-{arch}"
+        settings["ARCH"] = arch
+        return Part(name, f"{recipe}.sh", {**uses, **tools}, files, settings=settings)
 
-    libraries = {
-        "OPENSSL": for_arch("openssl", {"SOURCE": unpacked["OpenSSL"], "TOOLCHAIN": toolchain}),
-        "SQLITE": for_arch("sqlite", {"AMALGAMATION": amalgamation, "TOOLCHAIN": toolchain}),
-        "ZLIB": for_arch("zlib", {"SOURCE": unpacked["zlib"], "TOOLCHAIN": toolchain}),
+    used = {
+        **texts,
+        "BUILD_PYTHON": build_python,
+        "CRYPTO": for_arch(library.name.lower(), {"SOURCE": unpacked[library]}),
+        "SQLITE": for_arch("sqlite", {"SOURCE": unpacked[SQLITE]}),
+        "ZLIB": for_arch("zlib", {"SOURCE": unpacked[ZLIB]}),
     }
-    bases = {"SOURCE": cpython, "BUILD_PYTHON": build_python, "TOOLCHAIN": toolchain, **libraries}
-    texts = {f"{name.upper()}_SOURCE": unpacked[name] for name in ("OpenSSL", "SQLite", "zlib")}
-    python = for_arch("python", bases, "Setup.local")
-    return for_arch(
-        "runtime",
-        {**bases, **texts, "PYTHON": python, "ZIG": zig},
-        "main.c",
-        "freeze.py",
-        "modules.txt",
-        recipe="link.sh",
-    )
-
-
-def python_parts(work: Path, sources: Path) -> tuple[Path, Path]:
-    """Return the directories of CPython's source and of the build machine's CPython, built if need be."""
-    last = runtime(BUILD_MACHINE)
-    source = last.uses["SOURCE"]
-    build_python = last.uses["BUILD_PYTHON"]
-    for part in in_order(build_python):  # the source is among them
-        build_part(part, work, sources)
-    return work / source.directory, work / build_python.directory
+    used["PYTHON"] = for_arch("python", used, "Setup.local", "tls.h")
+    used |= {"SQLITE_SOURCE": unpacked[SQLITE], "ZLIB_SOURCE": unpacked[ZLIB], "ZIG": zig}
+    return for_arch("link", used, "main.c", "freeze.py", "modules.txt", LIBRARY=library.name)
 
 
 def unpacked_source(source: Source) -> Part:
@@ -120,31 +97,33 @@ def unpacked_source(source: Source) -> Part:
     return Part(f"source-{source.name.lower()}-{source.version}", "unpack.sh", source=source)
 
 
-def runtime_of(arch: str, work: Path) -> Path | None:
-    """Return the directory of an architecture's runtime if it has been built.
+def runtime_of(variant: Variant, arch: str, work: Path) -> Path | None:
+    """Return the directory of a runtime if it has been built.
 
-    It has the file `runtime` and the folder `licenses`.
+    It has the file `runtime`, its table of symbols, and the folder `licenses`.
     """
-    directory = work / runtime(arch).directory
+    directory = work / runtime(variant, arch).directory
     return directory if (directory / "complete").exists() else None
 
 
-def build_runtime(arch: str, work: Path, sources: Path) -> Path:
+def build_runtime(variant: Variant, arch: str, work: Path, sources: Path) -> Path:
     """Build what is not there yet, and return the directory of the runtime, as `runtime_of` does.
 
     BuildError says what is missing or where the log is.
     """
-    if built := runtime_of(arch, work):
+    if built := runtime_of(variant, arch, work):
         return built
     if platform.machine() != BUILD_MACHINE:
         raise BuildError(
             f"this machine is {platform.machine()}; the compiler that is pinned runs on {BUILD_MACHINE}"
         )
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    names = PROGRAMS + FIPS_PROGRAMS if variant.is_fips else PROGRAMS
+    programs = [name.format(arch=arch) for name in names]
+    missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         raise BuildError(f"to compile the runtime, install {', '.join(missing)}")
 
-    last = runtime(arch)
+    last = runtime(variant, arch)
     for part in in_order(last):
         build_part(part, work, sources)
     return work / last.directory

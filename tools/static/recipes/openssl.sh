@@ -10,3 +10,4 @@ CC=$ARCH-cc CFLAGS="-O2" AR=zig-ar RANLIB=zig-ranlib perl ../$SOURCE/Configure l
 make -j"$JOBS" build_libs
 make install_dev DESTDIR="$PWD/installed"
 mv installed/nonexistent prefix
+cp ../$SOURCE/LICENSE.txt prefix/LICENSE
