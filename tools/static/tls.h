@@ -1,9 +1,13 @@
 /* What Modules/_ssl.c of CPython is compiled with in front of it (Setup.local). With OpenSSL nothing of it
    is needed. With AWS-LC it keeps TLS inside the FIPS module: TLS 1.2 and 1.3 with AES-GCM and the curves
-   of NIST, whatever a caller asks for, and certificates as OpenSSL's security level 2 judges them. */
-#include <openssl/ssl.h>
+   of NIST, whatever a caller asks for. Certificates are judged as OpenSSL's security level 2 does, and
+   errors have the names that they have there. */
+#if __has_include(<openssl/is_awslc.h>)
 
-#ifdef OPENSSL_IS_AWSLC
+#include <Python.h> /* before any header of the C library */
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <string.h>
 
 /* AWS-LC has no authentication after the handshake, which this program does not use. */
 #define SSL_VERIFY_POST_HANDSHAKE 0
@@ -73,7 +77,26 @@ static int set_ciphers(SSL_CTX *context, const char *wanted)
     return SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM");
 }
 
+/* Look up the name of an error by (library, reason), or of a library. CPython's table has the numbers of
+   OpenSSL, so that AWS-LC's own name replaces it. */
+static PyObject *find_name(PyObject *names, PyObject *key)
+{
+    int library, reason;
+    if (PyTuple_Check(key) && PyArg_ParseTuple(key, "ii", &library, &reason)) {
+        const char *name = ERR_reason_error_string(ERR_PACK(library, reason));
+        if (name && strcmp(name, "HANDSHAKE_FAILURE_ON_CLIENT_HELLO") == 0)
+            name = "SSLV3_ALERT_HANDSHAKE_FAILURE"; /* as OpenSSL names this alert at any time */
+        PyObject *known = PyUnicode_FromString(name ? name : "UNKNOWN");
+        int status = known ? PyDict_SetItem(names, key, known) : -1;
+        Py_XDECREF(known);
+        if (status < 0)
+            return NULL;
+    }
+    return PyDict_GetItemWithError(names, key);
+}
+
 #define SSL_CTX_new new_context
 #define SSL_CTX_set_cipher_list set_ciphers
+#define PyDict_GetItemWithError find_name
 
 #endif
