@@ -233,7 +233,7 @@ def port() -> Iterator[str]:
 def test_a_name_is_found_whatever_becomes_of_the_other_question(root, names, port, name, answers):
     names.answers = answers
     assert list_tags(root, f"http://{name}:{port}") == LISTED
-    assert {kind for _, kind in names.asked} == {A, AAAA}
+    assert {kind for _, kind in names.asked} == {A}  # IPv6 is asked for where this leads nowhere
 
 
 @as_root
