@@ -1137,6 +1137,17 @@ async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
         assert "AUTH_ERROR" in only(ran.failed)
 
 
+async def test_a_login_that_ends_before_the_first_piece_comes_is_renewed_for_the_body(transfer):
+    tokens = TokenService({"u": "p"}, expires_in=None, lifetime=70, now=anyio.current_time)
+    way = transfer(SIZE, auth=tokens)
+    way.registries["target"] = {"url": way.target.url, **LOGIN}
+    way.on_pull().delay(50)
+    way.on_pull().delay(50, after=0)
+    way.arrived(await way.copy())
+    assert [each.status for each in way.sends()] == [201]
+    assert len(way.pulls()) == 1
+
+
 async def test_a_stray_basic_challenge_does_not_make_passwords_travel(transfer):
     way = transfer(SIZE, auth=TokenService({"u": "p"}))
     way.registries["target"] = {"url": way.target.url, **LOGIN}
