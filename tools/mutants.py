@@ -11,9 +11,8 @@ file for each package. Others are made: a condition is negated, a comparison tak
 leaves it out, a number is one more, a statement goes. A seed chooses which.
 
 The judges are the tests that know only the boundary (those of tests/ itself) and the pure units
-(tests/unit): of these, those that execute the line, the quick ones first. A kill counts when it happens
-twice, and the test passes twice without the mutant. The verdicts go to build/kills.json, which is gone
-on with.
+(tests/unit): of these, those that execute the line, the quick ones first. A kill counts when the test
+passes without the mutant. The verdicts go to build/kills.json, which is gone on with.
 
 What lives shows that no test cares for what the title says: it takes a test, or the mutant changes
 nothing that anybody can see and goes; `mutant_lists/reasons.yaml` says why a made one may live. A mutant
@@ -357,11 +356,7 @@ def killer_of(mutant: Mutant, tests: Sequence[str], tree: Path) -> str:
         return ""
     with applied(mutant, tree):
         killer = failing(tests, tree)
-        if not killer or not failing([killer], tree):
-            return ""
-    if failing([killer], tree) or failing([killer], tree):
-        return ""
-    return killer
+    return "" if killer and failing([killer], tree) else killer
 
 
 @contextlib.contextmanager
