@@ -476,6 +476,17 @@ async def test_tags_of_one_image_move_it_once_and_versions_go_first(copies):
     check_least(copies, Repository("app", now, [{}], is_listed=False))
 
 
+async def test_the_blobs_that_most_images_need_go_first(copies):
+    """The first image has 24 layers of its own, of which 16 are begun before another one is known."""
+    own, shared = ([copies.seed.layer(size) for _ in range(24)] for size in (100, 5000))
+    copies.push("v0", copies.seed.image(layers=own + shared))
+    copies.push("v1", copies.seed.image(layers=shared))
+    ran = await copies.sync_tags("v*")
+    assert ran.statuses() == ["synced"] * 2
+    sent = [each.request_bytes for each in copies.target.journal.matching("PUT", "upload")]
+    assert [size > 5000 for size in sent if size > 2000][-8:] == [False] * 8
+
+
 async def test_an_index_waits_for_children_that_other_tags_bring(copies):
     child, other, third = (copies.seed.image() for _ in range(3))
     copies.push("1-amd64", child)
