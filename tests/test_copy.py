@@ -292,9 +292,11 @@ async def test_a_filtered_index_is_written_in_these_very_bytes(copies):
     """No release may write others, since every target would be pushed anew."""
     extra = {"zulu": "é", "alpha": [1, None]}
     copies.push("v1", Seed(7).index(spacing="indent", extra=extra, annotations={"k": "v"}))
-    await copies.copy("app:v1", *options(["linux/amd64", "linux/arm64"]))
+    ran = await copies.copy("app:v1", "-v", *options(["linux/amd64", "linux/arm64"]))
     golden = "sha256:7300796ab05df86cdf9940eeaeb468745b0093291f3a106b9cb92e0cd4c5a61a"
     assert copies.target.app.tags("app") == {"v1": golden}
+    told = "info: source.test/app: the index is trimmed to `platforms`, so its digest at the target is "
+    assert told + golden in ran.err
 
 
 async def test_a_nested_index_is_trimmed_inside(copies):

@@ -219,6 +219,13 @@ async def test_a_registry_gets_a_quarter_of_the_files_that_may_be_open(near, mon
     assert max(open_requests) == 10
 
 
+async def test_a_registry_of_which_nothing_is_said_gets_50_requests_at_once(near):
+    near.hold(120, 900, 901, 902)
+    open_requests = most_open(near.target, 50)
+    assert {*(await near.copy()).statuses()} == {"synced"}
+    assert max(open_requests) == 50
+
+
 @pytest.mark.parametrize(("hard", "raised"), [(4096, 4096), (1 << 20, 65536)])
 async def test_as_many_files_are_opened_as_the_system_lets_us(near, monkeypatch, hard, raised):
     asked = list[tuple[int, int]]()
