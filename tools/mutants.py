@@ -316,12 +316,13 @@ def lines_of(mutant: Mutant) -> set[int]:
         if first <= start and end <= last:
             lines = set(range(first, last + 1))
             if node in tree.body:  # it is executed before any test
-                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                lines |= {
-                    each.lineno
-                    for each in ast.walk(tree)
-                    if isinstance(each, ast.Name) and each.id in names
+                named = [each for each in ast.walk(tree) if isinstance(each, ast.Name)]
+                own = {
+                    each.id
+                    for each in named
+                    if each.lineno in lines and isinstance(each.ctx, ast.Store)
                 }
+                lines |= {each.lineno for each in named if each.id in own}
     return lines
 
 
