@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..clouds.azure import CLOUDS, Cloud, Directory, Exchange
+from ..clouds.azure import CLOUDS, Cloud, Exchange
 from ..messages import Request, Response, error
 from ..server.exchange import Site
 from .provider import CLOUD_OPTIONS, Persona, Provider, Role
@@ -49,14 +49,14 @@ def _in_cloud(cloud: Cloud) -> Persona:
 
     def directory(provider: Provider) -> Mapping[Role, Site]:
         assert isinstance(provider.tokens, Exchange)
-        provider.tokens.directory = Directory(cloud, wall=provider.tokens.wall)
+        assert provider.tokens.directory is not None
         return {"authority": provider.tokens.directory}
 
     host = f"name.{cloud.suffix}"
     return Persona(
         source="docs/protocol-facts.md sections 6.1 to 6.5",
         hosts={"registry": host, "authority": cloud.authority},
-        tokens={"service": host, "anonymous": False},
+        tokens={"service": host, "anonymous": False, "cloud": cloud},
         service=Exchange,
         parts=directory,
         caps=_caps,
