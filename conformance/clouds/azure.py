@@ -311,12 +311,13 @@ class Exchange(TokenService):
         if form is None:
             return self._refuse_mistake(request, "the form is malformed")
         expected = {"grant_type": "access_token", "service": self.service}
-        if request.method != "POST" or not expected.items() <= form.items():
-            return self._refuse_mistake(request, f"not POST, or not with {expected}")
+        is_whole = expected.items() <= form.items() and form.get("access_token")
+        if request.method != "POST" or not is_whole:
+            return self._refuse_mistake(request, f"not POST, or not a token with {expected}")
 
         if self.directory is None:
             return self._refuse_login()
-        claims = self.directory.read(form.get("access_token", ""))
+        claims = self.directory.read(form["access_token"])
         if claims is None or claims["aud"] not in self.directory.cloud.audiences:
             return self._refuse_login()
         tenant = claims["tid"]

@@ -385,6 +385,9 @@ class Google(Services):
         fields = {*document} - {"delegates"}
         demand(fields == {"scope", "lifetime"} and life, f"a request for {document}")
         demand(document["scope"] == [_CLOUD], "another scope")
+        if token.scopes.isdisjoint({_CLOUD, _IAM}):
+            text = "Request had insufficient authentication scopes."
+            raise Refused(403, "PERMISSION_DENIED", text)
         seconds = int(life[1]) if life else 0
         if seconds > _LIFETIME:
             text = "The access token lifetime cannot exceed 3600s."
