@@ -316,10 +316,9 @@ class Aws(Services):
         role = self.roles.get(form["RoleArn"])
         if action == "AssumeRole":
             signer = self._signer(request, body)
-            may_assume = role is not None and role.trusts in (None, signer.name)
             if (
                 role is None
-                or not may_assume
+                or role.trusts not in (None, signer.name)
                 or role.external_id != form.get("ExternalId")
                 or "sts" not in signer.may
             ):

@@ -23,7 +23,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..messages import Request, Response
@@ -31,6 +31,9 @@ from ..registry.tokens import TokenService, read_basic
 from ..server.names import Names
 from ..server.sockets import run_in_thread
 from .services import Refused, Services, as_json, check_fields, demand, form_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 __all__ = [
     "CLIENT",
@@ -82,7 +85,7 @@ class Key(NamedTuple):
 
     pem: str  # the private key
     name: str
-    public: Any
+    public: RSAPublicKey
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
         """Report whether an RSASSA-PKCS1-v1_5 signature is valid (RFC 8017 section 8.2.2)."""
