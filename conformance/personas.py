@@ -324,9 +324,9 @@ def _worded_as_ecr(provider: Provider, request: Request, answer: Response) -> Re
     return answer
 
 
-def _each_second(**counts: int) -> Callable[[Provider], list[Cap]]:
-    """Return a function that makes a cap in requests per second for each action."""
-    caps = [Cap(count, actions=frozenset({action})) for action, count in counts.items()]
+def _each_second(counts: Mapping[str, int]) -> Callable[[Provider], list[Cap]]:
+    """Return a function that makes caps per second. `counts` has them by actions (section 4.8)."""
+    caps = [Cap(count, actions=frozenset(actions.split())) for actions, count in counts.items()]
     return lambda provider: caps
 
 
@@ -337,29 +337,39 @@ _ECR = Persona(
     options=_CLOUD,
     mount="never",
     caps=_each_second(
-        blob_head=1000,
-        manifest_head=2000,
-        manifest_get=2000,
-        blob_get=3000,
-        upload_start=100,
-        upload_body=500,
-        upload_finish=100,
-        manifest_put=10,
+        {
+            "blob_head": 1000,
+            "manifest_head": 2000,
+            "manifest_get": 2000,
+            "blob_get": 3000,
+            "upload_start": 100,
+            "upload_body": 500,
+            "upload_finish": 100,
+            "manifest_put": 10,
+        }
     ),
     before=(_absent_repository, _unreferenced),
     judges=(_seen_late,),
     after=(_note_arrival, _worded_as_ecr),
 )
-_ECR_MOUNTING: Mapping[Role, str] = {"registry": "210987654321.dkr.ecr.eu-west-1.amazonaws.com"}
-
-
-def _public_caps(provider: Provider) -> list[Cap]:
-    """Return ECR Public's caps for clients with a login (section 4.8)."""
-    pulls = Cap(10, actions=frozenset({"manifest_head", "manifest_get", "blob_get"}))
-    others = _each_second(
-        blob_head=200, upload_start=10, upload_body=260, upload_finish=10, manifest_put=10
-    )
-    return [pulls, *others(provider)]
+_ECR_MOUNTING = replace(
+    _ECR, hosts={"registry": "210987654321.dkr.ecr.eu-west-1.amazonaws.com"}, mount="committed"
+)
+# With the caps for clients that have logged in.
+_ECR_PUBLIC = replace(
+    _ECR,
+    hosts={"registry": "public.ecr.aws"},
+    caps=_each_second(
+        {
+            "manifest_head manifest_get blob_get": 10,
+            "blob_head": 200,
+            "upload_start": 10,
+            "upload_body": 260,
+            "upload_finish": 10,
+            "manifest_put": 10,
+        }
+    ),
+)
 
 
 # Google's Artifact Registry and the former Container Registry (sections 5.1, 5.2 and 5.5). `gar`
@@ -524,8 +534,8 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
         **_DISTRIBUTION,
         "dockerhub": _HUB,
         "ecr": _ECR,
-        "ecr_mounting": replace(_ECR, hosts=_ECR_MOUNTING, mount="committed"),
-        "ecr_public": replace(_ECR, hosts={"registry": "public.ecr.aws"}, caps=_public_caps),
+        "ecr_mounting": _ECR_MOUNTING,
+        "ecr_public": _ECR_PUBLIC,
         "gar": _google_logins("europe-docker.pkg.dev"),
         "gcr": _google_logins("gcr.io"),
         "gar_open": _google("europe-west1-docker.pkg.dev", mount="never"),
