@@ -411,11 +411,11 @@ class Google(Services):
         """Answer with what the machine is, or with a token of its account."""
         self._demand_host(request, "http", METADATA)
         self.asked.append("metadata")
-        answer = self._told(request)
+        answer = self._answer_machine(request)
         answer.headers.append(("Metadata-Flavor", "Google"))
         return answer
 
-    def _told(self, request: Request) -> Response:
+    def _answer_machine(self, request: Request) -> Response:
         is_meant = request.header("metadata-flavor") == "Google" and request.method == "GET"
         demand(is_meant and not request.header("x-forwarded-for"), "without Metadata-Flavor", 403)
         path = request.path.removeprefix("/computeMetadata/v1/")
