@@ -1,4 +1,4 @@
-"""Push, read and compare graphs at any registry, apart from the program under test.
+"""Push, read and compare graphs at any registry, independently of the program under test.
 
 A graph is read from digests as clients of OCI 1.1 and `cosign verify` read it: with the referrers
 API or the fallback tag, and with cosign's tags. A family is an image with its attachments.
@@ -75,7 +75,7 @@ _TIMEOUT = 60.0  # seconds for one read or write
 class Client:
     """Requests to one registry: a Site in memory, or one that listens at HOST:PORT.
 
-    With a `context` it is asked by HTTPS. There is one connection for each origin.
+    With a `context` it is asked by HTTPS.
     """
 
     def __init__(
@@ -85,16 +85,17 @@ class Client:
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._site = None if isinstance(at, str) else at
+        self._always = [("authorization", authorization)] if authorization else []
         address = at if isinstance(at, str) else "registry.test"
-        self._origin = f"{'http' if context is None else 'https'}://{address}"
-        # Sent to the registry's own origin only.
-        self._own = [("authorization", authorization)] if authorization else []
-        self._context = context
-        self._connections: dict[str, http.client.HTTPConnection] = {}
+        # Connected by the first request that needs it.
+        self._connection = (
+            http.client.HTTPConnection(address, timeout=_TIMEOUT)
+            if context is None
+            else http.client.HTTPSConnection(address, timeout=_TIMEOUT, context=context)
+        )
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
+        self._connection.close()
 
     def ask(
         self,
@@ -105,41 +106,22 @@ class Client:
         headers: Headers = (),
         body: bytes | None = None,
     ) -> Response:
-        """Send one request, and follow the redirects of a download.
+        """Send one request for a path, or for a URL at the same registry.
 
         Raises AssertionError if the status is not one of `statuses`, unless there are none.
         """
-        url = urljoin(self._origin, target)
-        answer = self._send(method, url, [("accept", accept), *headers], body)
-        for _ in range(5):
-            if method not in ("GET", "HEAD") or not 300 < answer.status < 400:
-                break
-            url = urljoin(url, answer.header("Location"))
-            answer = self._send(method, url, [("accept", accept), *headers], body)
-        said = f"{method} {target} answered {answer.status}: {answer.data[:500]!r}"
-        assert not statuses or answer.status in statuses, said
-        return answer
-
-    def _send(self, method: str, url: str, headers: Headers, body: bytes | None) -> Response:
-        parts = urlsplit(url)
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
-        own = self._own if url.startswith(self._origin + "/") else []
-        sent = [("host", parts.netloc), *own, *headers]
+        path = urlsplit(target)._replace(scheme="", netloc="").geturl()
+        sent = [("accept", accept), *self._always, *headers]
         if self._site is not None:
-            return self._site.request(method, target, sent, body)
-
-        connection = self._connections.get(parts.netloc)
-        if connection is None:
-            if parts.scheme == "https":
-                connection = http.client.HTTPSConnection(
-                    parts.netloc, timeout=_TIMEOUT, context=self._context
-                )
-            else:
-                connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT)
-            self._connections[parts.netloc] = connection
-        connection.request(method, target, body, dict(sent))
-        answer = connection.getresponse()
-        return Response(answer.status, answer.getheaders(), answer.read())
+            answer = self._site.request(method, path, sent, body)
+        else:
+            self._connection.request(method, path, body, dict(sent))
+            given = self._connection.getresponse()
+            answer = Response(given.status, given.getheaders(), given.read())
+        assert not statuses or answer.status in statuses, (
+            f"{method} {path} answered {answer.status}: {answer.data[:500]!r}"
+        )
+        return answer
 
 
 def push_http(
@@ -156,9 +138,8 @@ def push_http(
         for digest, data in image.blobs.items():
             if client.ask("HEAD", f"{base}/blobs/{digest}", 200, 404).status == 200:
                 continue
-            location = client.ask("POST", f"{base}/blobs/uploads/", 202, body=b"").header(
-                "Location"
-            )
+            opened = client.ask("POST", f"{base}/blobs/uploads/", 202, body=b"")
+            location = opened.header("Location")
             target = f"{location}{'&' if '?' in location else '?'}digest={digest}"
             octets = [("content-type", "application/octet-stream")]
             client.ask("PUT", target, 201, headers=octets, body=data)
