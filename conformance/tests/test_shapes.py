@@ -1,4 +1,4 @@
-"""The catalogue of shapes (conformance/content/shapes.py): equal on every run and Python, true to what
+"""The catalogue of shapes (conformance/shapes.py): equal on every run and Python, true to what
 it says, taken by the strict registry.
 
 That the program copies what is valid, and refuses what is not, is in tests/test_copy.py.
