@@ -491,9 +491,10 @@ def _about(subject: Image | None, annotations: Mapping[str, str] | None) -> Docu
 
 
 def _platform(child: Image) -> Document | None:
-    """Return the platform in an image's config, or None if this is no image."""
+    """Return the platform in an image's config. None if this is no image, or lacks its config."""
     config = child.document.get("config", {})
-    if config.get("mediaType") not in (TYPES["oci"]["config"], TYPES["docker"]["config"]):
+    is_image = config.get("mediaType") in (TYPES["oci"]["config"], TYPES["docker"]["config"])
+    if not is_image or config["digest"] not in child.blobs:
         return None
     settings = json.loads(child.blobs[config["digest"]])
     return {key: settings[key] for key in ("architecture", "os", "variant") if settings.get(key)}
