@@ -16,7 +16,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_there_are_programs() -> None:
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 2
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))

@@ -18,11 +18,7 @@ from conformance.programs import skopeo
 from conformance.registry.app import App
 from conformance.server.sockets import run_in_thread
 
-LENGTHY = (
-    "index-of-1000",
-    "1000-layers",
-    "referrers-many",
-)  # thousands of requests that show nothing new
+LENGTHY = ("index-of-1000", "1000-layers")  # thousands of requests that show nothing new
 VALID: Mapping[str, Shape] = {
     name: shape for name, shape in shapes().items() if not shape.refused and name not in LENGTHY
 }
