@@ -165,7 +165,7 @@ class Rule:
         """Add a verb. Raises ValueError if two verbs of the rule would end the exchange."""
         if effect.ends_exchange and self.ends_exchange:
             raise ValueError(f"{self}: an exchange ends once; also {effect}")
-        if isinstance(effect, Forget) and self.selector.kinds != {"upload"}:
+        if isinstance(effect, Forget) and self.selector.kinds != ["upload"]:
             raise ValueError("only an upload can be forgotten: on(..., 'upload')")
         self.effects.append(effect)
         return self
@@ -293,7 +293,7 @@ class Faults:
         globs for the values of headers and parameters that must be present. The other strings are
         globs. In globs, `*` matches slashes too. `where` is a predicate on the request.
         """
-        selector = Selector.of(
+        selector = Selector(
             method,
             kind,
             repository=repository,
