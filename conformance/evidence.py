@@ -71,10 +71,11 @@ class Act(Entry):
 
     @property
     def digest(self) -> str | None:
-        """The digest of the content that the exchange is about, or None."""
+        """The digest of the content that the exchange is about, or None if nobody has said it."""
         if ":" in self.reference:
             return self.reference
-        return self.query.get("digest") or self.query.get("mount")
+        said = self.said_digest if self.kind == "manifest" else ""
+        return self.query.get("digest") or self.query.get("mount") or said or None
 
     @property
     def is_write(self) -> bool:
@@ -247,8 +248,6 @@ class Run:
         # The exchanges that committed manifests, in this run and before it.
         self.commits = _commits(self.acts)
         self.earlier_commits = _commits(act for act in acts if act.begun <= since)
-        # The exchanges whose answers first showed that content is in a repository.
-        self.arrivals = self._arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
         """Yield the exchanges with a method and a kind, in order.
@@ -285,6 +284,17 @@ class Run:
             return False
         same = self._connections[earlier.site, earlier.connection]
         return any(earlier.before(later) and later.begun <= act.begun for later in same)
+
+    def was_there(self, content: ContentKey, act: Act) -> bool:
+        """Whether an answer had shown that content is in a repository before `act` was sent."""
+        return any(
+            (*other.place, content.digest) == content
+            and other.kind != "referrers"
+            and other.is_success
+            and other.status != 202
+            and other.before(act)
+            for other in self.acts_by_digest[content.digest]
+        )
 
     def is_redirected(self, act: Act) -> bool:
         """Whether a redirect named the URL of `act`."""
@@ -343,26 +353,13 @@ class Run:
         if act.status in (202, 204, 416):
             session.locations += _locations([act])
 
-    def _arrivals(self) -> dict[ContentKey, Act]:
-        arrivals = dict(self.commits)
-        for act in self.acts:
-            digest = (act.said_digest if act.kind == "manifest" else "") or act.digest
-            shows = act.is_success and act.status != 202 and digest is not None
-            if shows and act.kind in ("blob", "manifest", "upload", "upload_start"):
-                content = ContentKey(*act.place, str(digest))
-                first = arrivals.setdefault(content, act)
-                if (act.ended or 0) < (first.ended or 0):
-                    arrivals[content] = act
-        return arrivals
-
 
 def _commits(acts: Iterable[Act]) -> dict[ContentKey, Act]:
     """Return the exchange that committed each manifest first."""
     commits: dict[ContentKey, Act] = {}
     for act in acts:
-        digest = act.said_digest or act.digest
-        if (act.method, act.kind) == ("PUT", "manifest") and act.is_success and digest:
-            commits.setdefault(ContentKey(*act.place, digest), act)
+        if (act.method, act.kind) == ("PUT", "manifest") and act.is_success and act.digest:
+            commits.setdefault(ContentKey(*act.place, act.digest), act)
     return commits
 
 

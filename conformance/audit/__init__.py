@@ -371,7 +371,7 @@ def _held_before(run: Run) -> list[Stored]:
     return [
         manifest
         for content, manifest in _held(run)
-        if content not in run.commits or run.arrivals.get(content) is not run.commits[content]
+        if content not in run.commits or run.was_there(content, run.commits[content])
     ]
 
 
@@ -736,9 +736,9 @@ def second_session(run: Run) -> Iterator[Acts]:
 def _is_needless_probe(run: Run, session: Session) -> bool:
     """Whether a session was opened by a probe for a blob that was there, and not used for it."""
     opener = session.opener
-    arrival = run.arrivals.get(ContentKey(*opener.place, opener.digest or ""))
+    blob = ContentKey(*opener.place, opener.digest or "")
     is_used = any(act.query.get("digest") for act in session.acts)
-    return _is_probe(opener) and not is_used and arrival is not None and arrival.before(opener)
+    return _is_probe(opener) and not is_used and run.was_there(blob, opener)
 
 
 @rule("discipline", "an upload session is opened and never used")
