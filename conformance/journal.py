@@ -285,7 +285,7 @@ class Journal:
         # Number of TLS greetings on a port without TLS. A client that sends one guesses the scheme
         # (docs/protocol-facts.md R9).
         self.hellos = 0
-        # Descriptions of requests that no correct client sends (`Uploads._refuse_mistake`).
+        # Descriptions of requests that the site has refused because no correct client sends them.
         self.violations: list[str] = []
 
     def open(self, request: Request) -> Entry:
