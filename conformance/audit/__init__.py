@@ -161,17 +161,26 @@ def chunk_order(run: Run) -> Iterator[Acts]:
             sent.append(act)
 
 
-@rule("protocol", "an upload goes elsewhere than to the newest Location of its session")
-def location_stale(run: Run) -> Iterator[Acts]:
+@rule("protocol", "an upload goes elsewhere than to a Location that was given")
+def location_not_given(run: Run) -> Iterator[Acts]:
     for session in run.sessions:
+        given = {location.url for location in session.locations}
         for act in session.acts:
-            given = session.given(act)
-            # A GET of the status may use an older Location, because after a broken body the client
-            # does not know the newest (end-13).
-            usable = given if act.method == "GET" else given[-1:]
-            if without_digest(act.url) not in usable:
+            if without_digest(act.url) not in given:
                 yield session.opener, act
     yield from ((act,) for act in run.strays)
+
+
+@rule("protocol", "an upload goes to an older Location than the newest one of its session")
+def location_stale(run: Run) -> Iterator[Acts]:
+    for session in run.sessions:
+        # A GET of the status may use an older Location, because after a broken body the client does
+        # not know the newest (end-13).
+        for act in (act for act in session.acts if act.method != "GET"):
+            *older, newest = session.given(act) or [""]
+            url = without_digest(act.url)
+            if url != newest and url in older:
+                yield session.opener, act
 
 
 @rule("protocol", "an upload session is used after it was finished or cancelled")

@@ -215,7 +215,7 @@ def a_location_used_for_every_chunk(client: Script) -> None:
     client.patch(where, b"second")
 
 
-@script("location_stale")
+@script("location_not_given")
 def a_session_of_ones_own(client: Script) -> None:
     client.end(
         f"{START}00000000-0000-4000-8000-000000000099?_state=1", digest_of(b"bytes"), b"bytes"
