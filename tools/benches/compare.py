@@ -37,6 +37,7 @@ from conformance.content.fleets import PLATFORMS, Fleet
 from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request
+from conformance.providers.rates import Cap, Metered, Rates
 from conformance.registry.app import App
 from conformance.server.exchange import Reception
 from conformance.server.sockets import run_in_thread
@@ -121,7 +122,7 @@ def errors_now_and_then(source: App, target: App) -> None:
 
 def throttle(target: App) -> None:
     """Take 40 requests a second."""
-    target.faults.on().throttle(requests=40, seconds=1)
+    target.auth = Metered(Rates(Cap(40)))
 
 
 def break_once(app: App, methods: str, side: Literal["request", "response"]) -> None:
