@@ -17,7 +17,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 import anyio.abc
@@ -74,6 +74,7 @@ class Reception:
     limit: int | None = None  # a piece that begins after this number of bytes is dropped
 
 
+_Done = TypeVar("_Done")
 # The decision on a head: an answer, or a Reception if the body must be received first.
 Decision: TypeAlias = "Answer | Reception"
 # Returns None, or an awaitable that returns None, to leave the request to the site.
@@ -135,7 +136,7 @@ class Site:
         exchange.start(await exchange.ask_hooks())
         if request.body and not exchange.is_early:
             await exchange.receive(request.body)
-        answer = await exchange.finish()
+        answer = await exchange.shape(exchange.finish())
         if isinstance(answer, Wire):
             raise TypeError("an answer in pieces needs a server")
         if isinstance(answer, Response) and request.method != "HEAD":
@@ -163,8 +164,8 @@ class Exchange:
     """The processing of one request.
 
     Its caller awaits `ask_hooks`, calls `start` with what that returned, awaits `receive` for the
-    bytes of the body unless the answer `is_early`, and then `finish`. It calls `abort` if the body
-    breaks off. Every await may raise Dropped, which ends the connection.
+    bytes of the body unless the answer `is_early`, and awaits `shape` for what `finish` returns. It
+    calls `abort` if the body breaks off. Every await may raise Dropped, which ends the connection.
     """
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -230,8 +231,8 @@ class Exchange:
             reception.content.feed(data)
         self.entry.request_bytes += len(data)
 
-    async def finish(self) -> Answer | Wire:
-        """Return the answer. The body is complete, or the answer does not need it."""
+    def finish(self) -> Answer:
+        """Return the answer of the site. The body is complete, or the answer does not need it."""
         answer = self._answer
         if self._reception is not None:
             if self.request.header("content-type").startswith(_FORM):
@@ -239,22 +240,32 @@ class Exchange:
             answer = self._reception.finish(self.entry.request_bytes)
             self._reception = None
         assert answer is not None
-
         before = _substance(answer)
         if self._site.amend is not None:
             answer = self._site.amend(self.request, answer)
-        shaped: Answer | Wire = answer
-        if self._injection is not None:
-            answer, shaped = await self._injection.after(answer)
+        self.entry.tampered |= _substance(answer) != before
+        if self._injection is None:
+            self._note(answer)
+        return answer
+
+    async def shape(self, answer: Answer) -> Answer | Wire:
+        """Let faults act on the answer. Returns the form in which it is sent."""
+        if self._injection is None:
+            return answer
+        before = _substance(answer)
+        answer, shaped = await self._injection.after(answer)
         self.entry.tampered |= isinstance(shaped, Wire) or _substance(answer) != before
         if isinstance(shaped, Streamed):
             shaped = as_wire(shaped, self.request.method, self.entry)
+        self._note(answer)
+        return shaped
 
+    def _note(self, answer: Answer) -> None:
+        """Record in the journal that the request is answered."""
         if isinstance(answer, Response):
             self.entry.codes = _codes(answer)
             headers = {name.lower(): value for name, value in answer.headers}
             self._site.journal.close(self.entry, answer.status, headers)
-        return shaped
 
     def abort(self) -> None:
         """End the exchange without an answer, because the body broke off."""
@@ -290,6 +301,9 @@ class Connection:
 
     # The exchange that is being answered. A connection in memory records lost answers in it.
     answered: Entry | None = None
+
+    async def handshake(self) -> None:
+        """Perform the TLS handshake if the connection uses TLS."""
 
     async def receive(self) -> bytes:
         """Wait until bytes have arrived, and return them."""
@@ -342,6 +356,7 @@ class Endpoint:
         `number` identifies the connection in the journal.
         """
         try:
+            await connection.handshake()
             left: bytes | None = b""
             while left is not None:
                 left = await self._exchange(connection, number, left)
@@ -360,9 +375,8 @@ class Endpoint:
         parser of its own, because a fault may answer by bytes that no parser would send.
         """
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
-        request = await self._read_head(
-            connection, number, parser, left or await connection.receive()
-        )
+        data = left or await connection.receive()
+        request = await self._read_head(connection, number, parser, data)
         if request is None:
             return None
 
@@ -371,25 +385,21 @@ class Endpoint:
         is_early = exchange.is_early
         if not is_early:
             try:
-                while not isinstance(
-                    event := await _next_event(connection, parser), h11.EndOfMessage
-                ):
-                    assert isinstance(event, h11.Data)
+                while isinstance(event := await _next_event(connection, parser), h11.Data):
                     await exchange.receive(bytes(event.data))
             except BaseException:
                 exchange.abort()
                 raise
 
         connection.answered = exchange.entry
-        answer = await exchange.finish()
+        answer = await exchange.shape(exchange.finish())
         if isinstance(answer, bytes):
             await connection.send(answer)
             return None
 
-        is_last = (
-            parser.their_http_version != b"1.1" or "close" in request.header("connection").lower()
-        )
-        is_closing = answer.close or is_early or is_last
+        is_last = "close" in request.header("connection").lower()
+        is_old = parser.their_http_version != b"1.1"
+        is_closing = answer.close or is_early or is_last or is_old
         if isinstance(answer, Wire):
             async with contextlib.aclosing(answer.pieces) as pieces:
                 async for piece in pieces:
@@ -460,51 +470,52 @@ async def _next_event(connection: Connection, parser: h11.Connection) -> object:
 
 
 class SocketConnection(Connection):
-    """A connection over a non-blocking socket, with or without TLS.
-
-    The first bytes that are received or sent begin the TLS handshake.
-    """
+    """A connection over a non-blocking socket, with or without TLS."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         # Bytes moved since other tasks were last allowed to run.
         self._moved = 0
 
+    async def handshake(self) -> None:
+        if isinstance(self.sock, ssl.SSLSocket):
+            await self._do(self.sock.do_handshake)
+
     async def receive(self) -> bytes:
-        while True:
-            try:
-                data = self.sock.recv(_PIECE)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as problem:
-                await self._wait(problem)
-                continue
-            except OSError as problem:
-                raise Gone(str(problem)) from None
-            if not data:
-                raise Gone("end of stream")
-            await self._let_others_work(len(data))
-            return data
+        data = await self._do(self.sock.recv, _PIECE)
+        if not data:
+            raise Gone("end of stream")
+        await self._let_others_work(len(data))
+        return data
 
     async def send(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while rest:
-            try:
-                count = self.sock.send(rest)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as problem:
-                await self._wait(problem, writing=True)
-                continue
-            except OSError as problem:
-                raise Gone(str(problem)) from None
+            count = await self._do(self.sock.send, rest, ready=anyio.wait_writable)
             rest = rest[count:]
             await self._let_others_work(count)
 
-    async def _wait(self, problem: OSError, *, writing: bool = False) -> None:
-        """Wait until the operation that raised `problem` can continue.
+    async def _do(
+        self,
+        operation: Callable[..., _Done],
+        *arguments: Any,
+        ready: Callable[[socket.socket], Awaitable[None]] = anyio.wait_readable,
+    ) -> _Done:
+        """Return what `operation` returns as soon as the socket is `ready` for it.
 
         TLS may have to write in order to read, and to read in order to write.
         """
-        if isinstance(problem, ssl.SSLError):
-            writing = isinstance(problem, ssl.SSLWantWriteError)
-        await (anyio.wait_writable(self.sock) if writing else anyio.wait_readable(self.sock))
+        while True:
+            try:
+                return operation(*arguments)
+            except BlockingIOError:
+                await ready(self.sock)
+            except ssl.SSLWantReadError:
+                await anyio.wait_readable(self.sock)
+            except ssl.SSLWantWriteError:
+                await anyio.wait_writable(self.sock)
+            except OSError as problem:
+                raise Gone(str(problem)) from None
 
     async def _let_others_work(self, count: int) -> None:
         self._moved += count

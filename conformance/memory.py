@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -62,7 +62,8 @@ class _Line:
         return self.free_at + self.link.latency
 
 
-class _Piece(NamedTuple):
+@dataclass
+class _Piece:
     """Bytes in transit. An empty piece is the end of the connection."""
 
     arrives_at: float  # by the event loop's clock
@@ -74,21 +75,27 @@ class _Pipe:
     """One direction of one connection."""
 
     def __init__(self, line: _Line) -> None:
+        self.pieces: deque[_Piece] = deque()  # that were written but not read
         self._line = line
-        self._pieces: deque[_Piece] = deque()
-        # Bytes that were written but not read, for the window.
-        self._unread = 0
+        self._unread = 0  # bytes of these pieces, for the window
         # Why the connection is broken. Empty while it is not.
         self._problem = ""
-        # Set, and replaced, whenever a waiting reader or writer has to check again.
-        self._changed = anyio.Event()
+        # Set when a waiting reader or writer has to check again. None if nobody waits.
+        self._changed: anyio.Event | None = None
+
+    async def _change(self, deadline: float = math.inf) -> None:
+        """Wait until something changes, at most until `deadline` by the event loop's clock."""
+        if self._changed is None:
+            self._changed = anyio.Event()
+        with anyio.CancelScope(deadline=deadline):
+            await self._changed.wait()
 
     def wake_waiters(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
-    def write(self, data: bytes | memoryview, entry: Entry | None = None) -> int | None:
-        """Send as many bytes as the window allows. Returns their number, or None if it is full."""
+    def write(self, data: bytes | memoryview, entry: Entry | None) -> int | None:
         if self._problem:
             raise ConnectionResetError(self._problem)
         accepted = memoryview(bytes(data[: max(0, self._line.link.window - self._unread)]))
@@ -97,75 +104,65 @@ class _Pipe:
         together = max(1, int(min(_PIECE, self._line.link.bandwidth)))
         for start in range(0, len(accepted), together):
             piece = accepted[start : start + together]
-            self._pieces.append(_Piece(self._line.send(len(piece)), piece, entry))
+            self.pieces.append(_Piece(self._line.send(len(piece)), piece, entry))
         self._unread += len(accepted)
         self.wake_waiters()
         return len(accepted)
 
     def read_into(self, room: memoryview) -> int | None:
-        """Read bytes that have arrived into `room`. Returns their number.
-
-        Returns 0 at the end of the connection, and None if no bytes have arrived yet.
-        """
         count = 0
-        while self._pieces and self._has_arrived() and count < len(room):
-            arrives_at, piece, entry = self._pieces[0]
-            if not piece:
+        while count < len(room) and self.pieces and self._has_arrived():
+            piece = self.pieces[0]
+            if not piece.data:
                 return count  # the piece of the end stays in the queue
-            used = min(len(piece), len(room) - count)
-            room[count : count + used] = piece[:used]
+            used = min(len(piece.data), len(room) - count)
+            room[count : count + used] = piece.data[:used]
             count += used
-            self._pieces.popleft()
-            if used < len(piece):
-                self._pieces.appendleft(_Piece(arrives_at, piece[used:], entry))
+            piece.data = piece.data[used:]
+            if not piece.data:
+                self.pieces.popleft()
 
-        if not count:
-            if self._problem and not self._pieces:
-                raise ConnectionResetError(self._problem)
-            return None
-
-        self._unread -= count
-        self.wake_waiters()
-        return count
+        if count:
+            self._unread -= count
+            self.wake_waiters()
+            return count
+        if self._problem and not self.pieces:
+            raise ConnectionResetError(self._problem)
+        return None
 
     def _has_arrived(self) -> bool:
-        return not self._line.is_silent and self._pieces[0].arrives_at <= anyio.current_time()
+        return not self._line.is_silent and self.pieces[0].arrives_at <= anyio.current_time()
+
+    def _is_readable(self) -> bool:
+        return self._has_arrived() if self.pieces else bool(self._problem)
 
     async def readable(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        while not (self._has_arrived() if self._pieces else self._problem):
-            deadline = math.inf
-            if self._pieces and not self._line.is_silent:
-                deadline = self._pieces[0].arrives_at
-            with anyio.CancelScope(deadline=deadline):
-                await self._changed.wait()
+        if self._is_readable():
+            await anyio.lowlevel.checkpoint()
+        while not self._is_readable():
+            is_coming = self.pieces and not self._line.is_silent
+            await self._change(self.pieces[0].arrives_at if is_coming else math.inf)
+
+    def _is_writable(self) -> bool:
+        return bool(self._problem) or self._unread < self._line.link.window
 
     async def writable(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        while not self._problem and self._unread >= self._line.link.window:
-            await self._changed.wait()
+        if self._is_writable():
+            await anyio.lowlevel.checkpoint()
+        while not self._is_writable():
+            await self._change()
 
-    def end(self) -> None:
-        """End the direction. The reader reaches the end after all bytes that were written."""
-        if self._problem:
-            return
-        self._pieces.append(_Piece(self._line.send(0), memoryview(b"")))
-        self.wake_waiters()
+    def end(self, problem: str) -> None:
+        """Make all writes fail. The reader reaches the end after all bytes that were written."""
+        if not self._problem:
+            self.pieces.append(_Piece(self._line.send(0), memoryview(b"")))
+            self._problem = problem
+            self.wake_waiters()
 
-    def note_lost_answers(self) -> None:
-        """Record "lost" in each exchange whose answer has not been read completely."""
-        for piece in self._pieces:
-            if piece.entry is not None:
-                piece.entry.faults.append("lost")
-
-    def break_off(self, problem: str, *, drop_unread: bool = False) -> None:
-        """Make all writes fail, and all reads after the last byte.
-
-        `drop_unread` drops unread bytes.
-        """
+    def break_off(self, problem: str) -> None:
+        """Make all writes and reads fail. Unread bytes are lost."""
         self._problem = problem
-        if drop_unread:
-            self._pieces.clear()
+        self.pieces.clear()
         self.wake_waiters()
 
 
@@ -205,16 +202,17 @@ class End:
         """Close both directions. The peer can read all bytes up to the end. Its writes fail."""
         if not self.closed:
             self.closed = True
-            self._outgoing.end()
-            self._outgoing.break_off("the connection was closed")
-            self._incoming.break_off("the connection was closed", drop_unread=True)
+            self._outgoing.end("the connection was closed")
+            self._incoming.break_off("the connection was closed")
 
     def reset(self) -> None:
-        """Break the connection at once for both sides. Unread bytes are lost."""
+        """Break the connection at once for both sides. Answers that were not read are "lost"."""
         self.closed = True
         for pipe in (self._incoming, self._outgoing):
-            pipe.note_lost_answers()
-            pipe.break_off("connection reset by peer", drop_unread=True)
+            for piece in pipe.pieces:
+                if piece.entry is not None:
+                    piece.entry.faults.append("lost")
+            pipe.break_off("connection reset by peer")
 
     def wake_waiters(self) -> None:
         """Make waiting readers and writers check again."""
@@ -227,31 +225,29 @@ class MemoryConnection(Connection):
 
     def __init__(self, end: End) -> None:
         self._end = end
+        self._room = memoryview(bytearray(_PIECE))
 
     async def receive(self) -> bytes:
-        room = bytearray(_PIECE)
-        while True:
-            try:
-                count = self._end.read_into(memoryview(room))
-            except ConnectionError as problem:
-                raise Gone(str(problem)) from None
-            if count == 0:
-                raise Gone("end of stream")
-            if count is not None:
-                return bytes(room[:count])
-            await self._end.readable()
+        try:
+            while (count := self._end.read_into(self._room)) is None:
+                await self._end.readable()
+        except ConnectionError as problem:
+            raise Gone(str(problem)) from None
+        if not count:
+            raise Gone("end of stream")
+        return bytes(self._room[:count])
 
     async def send(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
-        while rest:
-            try:
+        try:
+            while rest:
                 count = self._end.write(rest, self.answered)
-            except ConnectionError as problem:
-                raise Gone(str(problem)) from None
-            if count is None:
-                await self._end.writable()
-            else:
-                rest = rest[count:]
+                if count is None:
+                    await self._end.writable()
+                else:
+                    rest = rest[count:]
+        except ConnectionError as problem:
+            raise Gone(str(problem)) from None
 
     def reset(self) -> None:
         self._end.reset()
