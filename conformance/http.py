@@ -386,7 +386,7 @@ class Endpoint:
         if not is_early:
             try:
                 while isinstance(event := await _next_event(connection, parser), h11.Data):
-                    await exchange.receive(bytes(event.data))
+                    await exchange.receive(event.data)
             except BaseException:
                 exchange.abort()
                 raise

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 from .http import Reception, Site, receive_whole
 from .messages import Access, Answer, Request, Response, error
 
-__all__ = ["BasicAuth", "Challenge", "Form", "TokenService", "plain", "read_basic", "read_form"]
+__all__ = ["BasicAuth", "Challenge", "TokenService", "plain", "read_basic", "read_form"]
 
 # Reports whether a user has a permission. None stands for an anonymous client.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
