@@ -16,12 +16,13 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import anyio.from_thread
+import h11
 
+from .faults.wire import head_of
 from .http import cancelled_at_the_end
 
 __all__ = ["Names", "names"]
 
-_HEAD = 1 << 14  # maximum size of the head of a CONNECT, in bytes
 _ENDED = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError)
 
 
@@ -69,21 +70,21 @@ class Names:
 
     async def _serve(self, client: anyio.abc.ByteStream) -> None:
         """Answer one connection to the proxy: open the tunnel, or refuse the request."""
-        with contextlib.suppress(*_ENDED):
+        parser = h11.Connection(h11.SERVER)
+        with contextlib.suppress(*_ENDED, h11.RemoteProtocolError):
             async with client:
-                head = b""
-                while b"\r\n\r\n" not in head and len(head) < _HEAD:
-                    head += await client.receive()
-
-                method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-                target = rest.partition(" ")[0]
+                while (asked := parser.next_event()) is h11.NEED_DATA:
+                    parser.receive_data(await client.receive())
+                assert isinstance(asked, h11.Request)
+                method = asked.method.decode()
+                target = asked.target.decode()
                 host, _, port = target.rpartition(":")
                 local_port = self._ports.get(host.lower()) if port == "443" else None
                 if method != "CONNECT" or local_port is None:
                     self.refused.append(f"{method} {target}")
-                    status = "403 Forbidden" if method == "CONNECT" else "405 Method Not Allowed"
-                    fields = "Content-Length: 0\r\nConnection: close"
-                    await client.send(f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode())
+                    status = 403 if method == "CONNECT" else 405
+                    ending = [("Content-Length", "0"), ("Connection", "close")]
+                    await client.send(head_of(status, ending))
                     return
 
                 self.tunnels.append(target)
