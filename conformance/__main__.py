@@ -14,7 +14,7 @@ import anyio
 
 from .content.images import Seed
 from .providers.personas import PERSONAS, persona
-from .registry import App
+from .registry.app import App
 
 __all__ = ["main"]
 

@@ -1,5 +1,5 @@
-"""Moved to `conformance/registry`."""
+"""Moved to `conformance/registry/app.py`."""
 
-from . import Measured, MeasuringApp
+from .app import Measured, MeasuringApp
 
 __all__ = ["Measured", "MeasuringApp"]

@@ -1,6 +1,6 @@
-"""Moved to `conformance/manifests.py` and `conformance/registry`."""
+"""Moved to `conformance/storage.py`."""
 
-from ..manifests import (
+from ..storage import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
     INDEXES,
@@ -8,11 +8,12 @@ from ..manifests import (
     OCI_INDEX,
     OCI_MANIFEST,
     Invalid,
+    Repository,
     Stored,
+    Upload,
     is_foreign,
     read_manifest,
 )
-from . import Repository, Upload
 
 __all__ = [
     "DOCKER_LIST",

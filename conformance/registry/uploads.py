@@ -1,5 +1,5 @@
-"""Moved to `conformance/registry`."""
+"""Moved to `conformance/registry/app.py`."""
 
-from . import OCTETS
+from .app import OCTETS
 
 __all__ = ["OCTETS"]

@@ -1,6 +1,6 @@
-"""Manifests as a registry stores them: which documents are valid, and the content that they name.
+"""What a registry holds: manifests, and which of them are valid; blobs; tags; upload sessions.
 
-Follows the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3 to 1.7.
+HTTP is unknown here. Follows the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3 to 1.7.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from .messages import digest_of, is_digest
+from .messages import Content, digest_of, is_digest
 
 __all__ = [
     "DOCKER_LIST",
@@ -21,7 +21,9 @@ __all__ = [
     "OCI_MANIFEST",
     "Invalid",
     "Mislabelled",
+    "Repository",
     "Stored",
+    "Upload",
     "is_foreign",
     "read_manifest",
 ]
@@ -150,3 +152,52 @@ def _check_descriptor(value: object, where: str) -> dict[str, Any]:
         if len(data) != size or digest_of(data, digest.partition(":")[0]) != digest:
             raise Invalid(f"{where} has data that is not its content")
     return value
+
+
+@dataclass
+class Upload:
+    """An upload session."""
+
+    identity: str  # the last path segment of its Locations
+    content: Content
+    # Part of each Location. It increases with every answer, so that an old Location is detected.
+    sequence: int = 0
+    is_busy: bool = False  # whether a body is being received
+
+
+@dataclass
+class Repository:
+    """The content of one repository."""
+
+    manifests: dict[str, Stored] = field(default_factory=dict)  # by digest
+    blobs: dict[str, Content] = field(default_factory=dict)  # by digest
+    tags: dict[str, str] = field(default_factory=dict)  # digests, by tag
+    uploads: dict[str, Upload] = field(default_factory=dict)  # open sessions, by identity
+    # Whether a manifest has ever been put. Without one, `tags/list` answers 404.
+    is_founded: bool = False
+
+    def find(self, reference: str) -> Stored | None:
+        """Return the manifest with this tag or digest, or None."""
+        return self.manifests.get(reference if ":" in reference else self.tags.get(reference, ""))
+
+    def size_of(self, digest: str) -> int | None:
+        """Return the size of the manifest or blob with this digest, or None if it is absent."""
+        manifest = self.manifests.get(digest)
+        return self.size_of_blob(digest) if manifest is None else len(manifest.body)
+
+    def size_of_blob(self, digest: str) -> int | None:
+        """Return the size of the blob with this digest, or None if it is absent."""
+        blob = self.blobs.get(digest)
+        return None if blob is None else blob.size
+
+    def naming(self, blob: str) -> list[str]:
+        """Return the digests of the manifests that name a blob."""
+        return [
+            digest
+            for digest, manifest in self.manifests.items()
+            if any(part["digest"] == blob for part in manifest.blobs)
+        ]
+
+    def referrers(self, subject: str) -> list[Stored]:
+        """Return the manifests with this subject, sorted by digest."""
+        return [m for _, m in sorted(self.manifests.items()) if m.subject == subject]
