@@ -65,7 +65,7 @@ async def test_bandwidth_is_shared_by_the_connections_of_a_place() -> None:
 
 async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads() -> None:
     async with network() as net:
-        place = net.listen(App(), "r.test", up=Link(window=100))
+        place = net.listen(App(), "r.test", up=Link(bandwidth=100))
         place.fail("silent")
         place.recover()
         end = await net.connect("r.test", 80)
