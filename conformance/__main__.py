@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import anyio
 
-from .content.images import Seed
-from .providers.personas import PERSONAS, persona
-from .registry.app import App
+from .images import Seed
+from .personas import PERSONAS, persona
+from .registry import App
 
 __all__ = ["main"]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
+from .http import Site
 from .journal import Entry
-from .registry.storage import Repository, Stored
-from .server.exchange import Site
+from .storage import Repository, Stored
 
 __all__ = [
     "Act",

@@ -25,9 +25,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import h11
 
-from .faults.injection import Injection
-from .faults.rules import Faults
-from .faults.wire import Dropped, Streamed, Wire, as_wire, bodiless, head_of, with_framing
+from .faults import Dropped, Faults, Injection, Wire, bodiless, head_of, with_framing
 from .journal import Entry, Journal
 from .messages import Answer, Content, Headers, Request, Response
 
@@ -255,8 +253,6 @@ class Exchange:
         before = _substance(answer)
         answer, shaped = await self._injection.after(answer)
         self.entry.tampered |= isinstance(shaped, Wire) or _substance(answer) != before
-        if isinstance(shaped, Streamed):
-            shaped = as_wire(shaped, self.request.method, self.entry)
         self._note(answer)
         return shaped
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .messages import Content, digest_of
-from .registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from .storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 
 if TYPE_CHECKING:
-    from .registry.app import App
+    from .registry import App
 
 __all__ = [
     "EMPTY",

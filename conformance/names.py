@@ -18,7 +18,7 @@ import anyio.abc
 import anyio.from_thread
 import h11
 
-from .faults.wire import head_of
+from .faults import head_of
 from .http import cancelled_at_the_end
 
 __all__ = ["Names", "names"]

@@ -21,13 +21,13 @@ from typing import Any
 
 from .clouds.azure import CLOUDS, Cloud, Exchange
 from .clouds.google import GoogleTokens
+from .http import Server, run_in_thread
 from .journal import Journal
 from .messages import Access, Content, Request, Response, digest_of, error, errors
+from .names import Names
 from .provider import Persona, Provider, Role, without
 from .rates import READS, WRITES, Cap
-from .registry.storage import Stored
-from .server.names import Names
-from .server.sockets import Server, run_in_thread
+from .storage import Stored
 
 __all__ = ["LAG", "LATE", "PERSONAS", "Persona", "Provider", "Running", "imitate", "persona"]
 

@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from .clouds.azure import Exchange
+from .http import Reception, Site
 from .messages import Answer, Content, Request, Response, digest_of
 from .rates import Cap, Metered, Rates
-from .registry.app import App, Auth
-from .registry.storage import Invalid, Repository, Stored, read_manifest
-from .registry.tokens import TokenService
-from .server.exchange import Reception, Site
+from .registry import App, Auth
+from .storage import Invalid, Repository, Stored, read_manifest
+from .tokens import TokenService
 
 __all__ = ["Persona", "Provider", "Role", "Storage", "without"]
 

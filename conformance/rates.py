@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from .messages import Access, Answer, Request, Response, error
 
 if TYPE_CHECKING:
-    from .registry.app import Auth
-    from .server.exchange import Reception
+    from .http import Reception
+    from .registry import Auth
 
 __all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Metered", "Rates", "actions_of"]
 

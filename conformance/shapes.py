@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .images import TYPES, Image, Part, Seed, assemble, compose, compose_index, encode, without_none
 from .messages import digest_of
-from .registry.storage import DOCKER_MANIFEST, MANIFEST_LIMIT, OCI_INDEX, OCI_MANIFEST
+from .storage import DOCKER_MANIFEST, MANIFEST_LIMIT, OCI_INDEX, OCI_MANIFEST
 
 if TYPE_CHECKING:
-    from .registry.app import App
+    from .registry import App
 
 __all__ = ["Sample", "Shape", "shapes"]
 

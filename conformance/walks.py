@@ -23,7 +23,8 @@ from urllib.parse import urljoin, urlsplit
 
 from .images import EMPTY, Image, Part, Seed, compose
 from .messages import Headers, Request, Response, digest_of, has_digest
-from .registry.storage import (
+from .shapes import Sample, shapes
+from .storage import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
     INDEXES,
@@ -32,11 +33,10 @@ from .registry.storage import (
     is_foreign,
     read_manifest,
 )
-from .shapes import Sample, shapes
 
 if TYPE_CHECKING:  # the demo pushes and fetches with the standard library alone
-    from .registry.app import App
-    from .server.exchange import Site
+    from .http import Site
+    from .registry import App
 
 __all__ = [
     "ACCEPT",

@@ -14,11 +14,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
-from conformance.client.copies import push_http
-from conformance.content.images import OCI_INDEX, Image, Seed
+from conformance.images import OCI_INDEX, Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
-from conformance.registry.tokens import TokenService
+from conformance.tokens import TokenService
+from conformance.walks import FAMILIES, family, has_api, push_http, referrers_tag
 from tests.attached import MOVES, Scene
 from tests.ends import Ran, Virtual, document, only, run_regsync, stopped_at, tags
 from tests.mirrors import (

@@ -16,16 +16,14 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
-from conformance.content.streams import Stream
+from conformance.http import Reception
+from conformance.images import Image, Seed, Stream
 from conformance.journal import Entry
+from conformance.memory import Link
 from conformance.messages import Answer, Content, Request, Response, error
-from conformance.providers.ecr import LAG
-from conformance.registry.app import App
-from conformance.registry.measuring import MeasuringApp
-from conformance.registry.tokens import TokenService
-from conformance.server.exchange import Reception
-from conformance.server.memory import Link
+from conformance.personas import LAG
+from conformance.registry import App, MeasuringApp
+from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, only, tags
 from tests.mirrors import Mirror
 

@@ -24,10 +24,10 @@ import pytest
 import trustme
 
 from conformance.clouds.aws import ACCOUNT, Aws, Private
-from conformance.content.images import Image, Seed
-from conformance.providers.personas import imitate
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth
+from conformance.images import Image, Seed
+from conformance.personas import imitate
+from conformance.registry import App
+from conformance.tokens import BasicAuth
 from tests.ends import ROOT, Ran, Virtual, stopped_at
 from tests.pages import OTHER_PAGES, PAGES_FOR_USERS
 from tests.program import help_of

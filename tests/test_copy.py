@@ -14,14 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.content.fleets import LARGE, Fleet
-from conformance.content.images import Image, Seed, compose_index, encode
-from conformance.content.shapes import shapes
-from conformance.content.streams import Stream
+from conformance.images import LARGE, Fleet, Image, Seed, Stream, compose_index, encode
+from conformance.memory import Place
 from conformance.messages import Answer, Request, digest_of
-from conformance.registry.app import App
-from conformance.registry.measuring import Measured, MeasuringApp
-from conformance.server.memory import Place
+from conformance.registry import App, Measured, MeasuringApp
+from conformance.shapes import shapes
 from tests.costs import costs
 from tests.ends import Virtual, document, held, only, tags
 from tests.least import Repository, Terms, least
@@ -60,7 +57,7 @@ def everything(place: Place) -> dict[str, bytes]:
 
 # One image. What the catalogue of shapes itself promises is in conformance/tests/test_shapes.py.
 
-LENGTHY = ("index-of-1000", "1000-layers", "referrers-many")  # thousands of requests
+LENGTHY = ("index-of-1000", "1000-layers")  # thousands of requests
 VALID = [
     thorough(pytest.param(name)) if name in LENGTHY else name
     for name, shape in shapes().items()

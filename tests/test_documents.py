@@ -20,11 +20,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from conformance.client import copies
-from conformance.content.images import Seed
-from conformance.providers.personas import PERSONAS
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth
+from conformance import walks
+from conformance.images import Seed
+from conformance.personas import PERSONAS
+from conformance.registry import App
+from conformance.tokens import BasicAuth
 from tests.ends import ROOT, only, run_regsync
 from tests.pages import PAGES_FOR_USERS
 from tests.program import command_names, help_of, report_schema, run_process
@@ -517,7 +517,7 @@ def test_the_demo_fails_where_a_second_sync_does_something_or_one_byte_differs(
         found = image.contents()
         return {**found, image.top: found[image.top] + b" " * (address == "target")}
 
-    monkeypatch.setattr(copies, "fetch_http", fetch)
+    monkeypatch.setattr(walks, "fetch_http", fetch)
     monkeypatch.setattr(demo, "tags_of", lambda address, repository: {"v1"})
     demo.compare([("shop/web", "v1")], "source", "elsewhere")
     with pytest.raises(AssertionError, match="other bytes"):
@@ -526,7 +526,7 @@ def test_the_demo_fails_where_a_second_sync_does_something_or_one_byte_differs(
 
 def test_what_the_demo_imports_of_the_harness_needs_no_package() -> None:
     """It runs where Python is and nothing else: `-S` leaves out what is installed."""
-    imports = "import conformance.client.copies, conformance.content.images"
+    imports = "import conformance.walks, conformance.images"
     command = [sys.executable, "-S", "-c", imports]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

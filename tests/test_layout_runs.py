@@ -19,10 +19,10 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
 from conformance.journal import Entries
+from conformance.memory import Link
 from conformance.messages import Answer, Request, Response
-from conformance.server.memory import Link
 from tests.ends import held, only, stopped_at, tags
 from tests.layouts import (
     DiskMirror,

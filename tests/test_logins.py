@@ -17,10 +17,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from conformance.clouds.aws import Private
-from conformance.content.images import Seed
+from conformance.images import Seed
+from conformance.memory import Link
 from conformance.messages import Answer, Request, Response, error
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.memory import Link
+from conformance.tokens import BasicAuth, TokenService
 from tests.clouds import ECR, IMDS, PRIVATE, InAws, answer_first
 from tests.ends import document, only, tags
 from tests.mirrors import Mirror

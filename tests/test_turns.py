@@ -16,10 +16,10 @@ from datetime import datetime, timezone
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
+from conformance.memory import Link
 from conformance.messages import Answer, Request, error
-from conformance.registry.tokens import TokenService
-from conformance.server.memory import Link
+from conformance.tokens import TokenService
 from tests.ends import Virtual, document, held, load_numbered, only, run_regsync, started, tags
 from tests.mirrors import Mirror, asked
 

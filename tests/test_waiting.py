@@ -18,15 +18,15 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
+from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, digest_of, error
+from conformance.personas import Persona, Provider
 from conformance.programs import docker_registry
-from conformance.providers.personas import Persona, Provider
-from conformance.providers.rates import Cap
-from conformance.registry.app import App
-from conformance.registry.tokens import Challenge, TokenService, plain
-from conformance.server.memory import Link, Place
+from conformance.rates import Cap
+from conformance.registry import App
+from conformance.tokens import Challenge, TokenService, plain
+from conformance.walks import ACCEPT, fetch_http, identical, push_http
 from tests.ends import Ran, Virtual, document, held, only, started, stopped_at, tags
 from tests.mirrors import Mirror
 

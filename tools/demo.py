@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 if TYPE_CHECKING:
-    from conformance.content.images import Image
+    from conformance.images import Image
 
 __all__ = ["main"]
 
@@ -207,8 +207,8 @@ def registry(name: str) -> Iterator[str]:
 
 def seed(address: str) -> dict[Tag, Shown]:
     """Put images into a registry and return them."""
-    from conformance.client.copies import push_http
-    from conformance.content.images import Seed
+    from conformance.images import Seed
+    from conformance.walks import push_http
 
     make = Seed(SEED)
     base = make.layer(300_000)
@@ -253,7 +253,7 @@ def compare(images: Iterable[Tag], source: str, target: str) -> None:
 
     AssertionError says where they differ.
     """
-    from conformance.client.copies import fetch_http, identical
+    from conformance.walks import fetch_http, identical
 
     wanted: dict[str, set[str]] = {}
     for repository, tag in images:

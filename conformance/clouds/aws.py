@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from ..http import Reception
 from ..messages import Access, Answer, Request, Response, error
-from ..registry.tokens import read_basic
-from ..server.exchange import Reception
+from ..tokens import read_basic
 from .services import Refused, Services, as_json, check_fields, demand, form_of
 
 __all__ = ["ACCOUNT", "Aws", "Identity", "Login", "Private", "Public", "Role"]

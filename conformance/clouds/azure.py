@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..http import Reception, receive_whole
 from ..messages import Answer, Request, Response
-from ..registry.tokens import TokenService, read_form
-from ..server.exchange import Reception, receive_whole
+from ..tokens import TokenService, read_form
 from .services import Refused, Services, as_json, demand, form_of
 
 __all__ = ["CLOUDS", "COMMAND_LINE", "TOKEN_USER", "Cloud", "Directory", "Exchange", "Identity"]

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from ..http import run_in_thread
 from ..messages import Request, Response
-from ..registry.tokens import TokenService, read_basic
-from ..server.names import Names
-from ..server.sockets import run_in_thread
+from ..names import Names
+from ..tokens import TokenService, read_basic
 from .services import Refused, Services, as_json, check_fields, demand, form_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
+from ..http import Reception, Site, receive_whole
 from ..messages import Answer, Request, Response
-from ..registry.tokens import read_form
-from ..server.exchange import Reception, Site, receive_whole
+from ..tokens import read_form
 
 __all__ = ["Refused", "Services", "as_json", "check_fields", "demand", "form_of"]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.audit.mistakes import KINDS, MISTAKES, audit, latest, report
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
+from conformance.audit import KINDS, MISTAKES, audit, latest, report
+from conformance.http import Site
+from conformance.images import Image, Seed
 from conformance.messages import Request, Response, digest_of, error
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth
-from conformance.server.exchange import Site
+from conformance.registry import App
+from conformance.tokens import BasicAuth
+from conformance.walks import ACCEPT
 
 PLACE = "http://registry.test"
 TAGS = "/v2/app/tags/list"

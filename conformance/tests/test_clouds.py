@@ -12,8 +12,8 @@ import pytest
 from conformance.clouds.aws import ACCOUNT, Aws
 from conformance.clouds.azure import CLOUDS, COMMAND_LINE, Directory, Exchange, Identity
 from conformance.clouds.google import CLIENT, Google
+from conformance.http import Site
 from conformance.messages import Request, Response
-from conformance.server.exchange import Site
 
 FORM = ("Content-Type", "application/x-www-form-urlencoded")
 ROLES = "/latest/meta-data/iam/security-credentials/"

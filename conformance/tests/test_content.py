@@ -8,11 +8,11 @@ import tarfile
 
 import pytest
 
-from conformance.client.copies import fetch_http, identical
-from conformance.content.images import Seed, encode
+from conformance.http import run_in_thread
+from conformance.images import Seed, encode
 from conformance.messages import Content, digest_of
-from conformance.registry.app import App
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
+from conformance.walks import fetch_http, identical
 
 
 def test_content_in_pieces_is_one_stream() -> None:

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.client.copies import ACCEPT, push_http
-from conformance.content.images import Image, Seed, encode
+from conformance.images import Image, Seed, encode
 from conformance.messages import digest_of
+from conformance.personas import persona
 from conformance.programs import MissingProgram, docker_registry, skopeo
-from conformance.providers.personas import persona
 from conformance.tests.asking import NOWHERE
+from conformance.walks import ACCEPT, push_http
 
 
 class Answered(NamedTuple):

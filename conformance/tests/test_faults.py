@@ -21,15 +21,14 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
-from conformance.faults.rules import Faults, Rule
+from conformance.faults import Faults, Rule
+from conformance.http import Site, run_in_thread
+from conformance.images import Image, Seed
+from conformance.memory import End, network
 from conformance.messages import digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
-from conformance.server.exchange import Site
-from conformance.server.memory import End, network
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
+from conformance.tokens import TokenService
+from conformance.walks import ACCEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = bytes(range(256)) * 400  # 102,400 bytes

@@ -9,12 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.content.fleets import PLATFORMS, Fleet
-from conformance.content.streams import Stream
+from conformance.http import run_in_thread
+from conformance.images import PLATFORMS, Fleet, Stream
 from conformance.messages import digest_of
-from conformance.registry.app import App
-from conformance.registry.measuring import Measured
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App, Measured
 
 SMALL = Fleet(repositories=3, tags=4, shared=2, own=1, size=50, bases=2)
 GIB = 1 << 30

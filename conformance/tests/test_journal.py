@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 import anyio
 import pytest
 
+from conformance.http import run_in_thread
 from conformance.journal import Entries, Journal, before
 from conformance.messages import Request, digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
+from conformance.tokens import TokenService
 
 DIGEST = digest_of(b"a blob")
 BLOB = f"/v2/app/web/blobs/{DIGEST}"

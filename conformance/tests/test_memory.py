@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from conformance.audit.evidence import Act
-from conformance.registry.app import App
-from conformance.server.memory import End, Link, network
+from conformance.evidence import Act
+from conformance.memory import End, Link, network
+from conformance.registry import App
 
 pytestmark = pytest.mark.virtual_time
 

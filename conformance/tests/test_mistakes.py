@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conformance.audit.mistakes import MISTAKES, audit, report
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
+from conformance.audit import MISTAKES, audit, report
+from conformance.http import Site
+from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.exchange import Site
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
+from conformance.walks import ACCEPT
 
 REGISTRY = "http://registry.test"
 SOURCE = "http://source.test"

@@ -20,15 +20,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
 from conformance.messages import Response
+from conformance.names import Names, names
+from conformance.personas import LAG, PERSONAS, Persona, Provider, Running, imitate, persona
 from conformance.programs import skopeo
-from conformance.providers.ecr import LAG
-from conformance.providers.personas import PERSONAS, Persona, Provider, Running, imitate, persona
-from conformance.providers.rates import Cap
-from conformance.registry.app import App
-from conformance.server.names import Names, names
+from conformance.rates import Cap
+from conformance.registry import App
+from conformance.walks import ACCEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64

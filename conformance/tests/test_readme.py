@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.registry.app import App
+from conformance.registry import App
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "conformance" / "README.md").read_text(encoding="utf-8")

@@ -13,24 +13,26 @@ from typing import Any
 
 import pytest
 
-from conformance.client.attachments import (
+from conformance.http import Site
+from conformance.images import Image, Seed
+from conformance.messages import Response
+from conformance.personas import LATE, PERSONAS, Provider, imitate
+from conformance.registry import App
+from conformance.storage import OCI_INDEX
+from conformance.walks import (
     FAMILIES,
+    Client,
     Family,
+    Graph,
+    equal,
     fallback_lists,
     family,
     has_api,
+    list_referrers,
     plain,
     referrers_tag,
+    walk,
 )
-from conformance.client.copies import Client
-from conformance.client.graphs import Graph, equal, list_referrers, walk
-from conformance.content.images import Image, Seed
-from conformance.messages import Response
-from conformance.providers.personas import PERSONAS, Provider, imitate
-from conformance.providers.referrers import LATE
-from conformance.registry.app import App
-from conformance.registry.storage import OCI_INDEX
-from conformance.server.exchange import Site
 
 KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + [
     "strict",

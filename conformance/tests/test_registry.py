@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Content, Request, Response, digest_of, error
-from conformance.registry.app import App
-from conformance.registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from conformance.registry import App
+from conformance.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from conformance.tests.asking import (
     NOWHERE,
     OCTETS,

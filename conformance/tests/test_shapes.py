@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.client.copies import identical, push_http
-from conformance.content.images import Image
-from conformance.content.samples import Sample
-from conformance.content.shapes import shapes
-from conformance.registry.app import App
+from conformance.images import Image
+from conformance.registry import App
+from conformance.shapes import Sample, shapes
+from conformance.walks import identical, push_http
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGESTS = Path(__file__).resolve().parent / "data" / "shapes.txt"
@@ -38,7 +37,7 @@ def test_every_shape_has_the_bytes_that_it_always_had() -> None:
 
 @pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_interpreters_hashes() -> None:
-    code = "from conformance.content.shapes import shapes\n"
+    code = "from conformance.shapes import shapes\n"
     code += "for name, shape in shapes().items(): print(name, shape.build().fingerprint())"
     told = []
     for hashes in ("0", "1"):

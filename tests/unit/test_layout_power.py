@@ -23,7 +23,7 @@ from unittest import mock
 import pytest
 
 from _regsync.layout import Index
-from conformance.content.images import Seed
+from conformance.images import Seed
 from tests.ends import document, run_regsync
 from tests.layouts import NAME, blob_path, check_layout, files_of, make_layout, names_of
 from tests.mirrors import SBOM

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from tests.builds import TREE, WHEELS, contents, copy_sources, python, run
 from tests.ends import Start, document, tags
 from tests.program import ROOT

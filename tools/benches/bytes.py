@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.content.fleets import PLATFORMS, Fleet
+from conformance.images import PLATFORMS, Fleet
 from tests import least as exact
 from tests.least import Repository, Tally
 from tools.benches.registries import Debian, Exchange, Images, empty_registry

@@ -33,14 +33,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from conformance.content.fleets import PLATFORMS, Fleet
-from conformance.content.images import Image, Seed
-from conformance.faults.rules import Rule
+from conformance.faults import Rule
+from conformance.http import Reception, run_in_thread
+from conformance.images import PLATFORMS, Fleet, Image, Seed
 from conformance.messages import Answer, Request
-from conformance.providers.rates import Cap, Metered, Rates
-from conformance.registry.app import App
-from conformance.server.exchange import Reception
-from conformance.server.sockets import run_in_thread
+from conformance.rates import Cap, Metered, Rates
+from conformance.registry import App
 from tools.benches.bytes import Tally, least, tally_of
 from tools.benches.cost import joining, small_group
 from tools.benches.peers import Job, Ours, Peer, add_peer_option, find_peers, run_job

@@ -31,8 +31,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.client.copies import push_http
-from conformance.content.images import Seed
+from conformance.images import Seed
+from conformance.walks import push_http
 from tools.benches.peers import Job, Peer, add_peer_option, find_peers, run_job
 from tools.benches.registries import empty_registry
 from tools.benches.runner import (

@@ -19,12 +19,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.content.images import Seed
-from conformance.content.streams import Stream
-from conformance.providers.personas import PERSONAS, Provider
-from conformance.registry.app import App
-from conformance.registry.measuring import MeasuringApp
-from conformance.server.sockets import run_in_thread
+from conformance.http import run_in_thread
+from conformance.images import Seed, Stream
+from conformance.personas import PERSONAS, Provider
+from conformance.registry import App, MeasuringApp
 from tools.benches.place import app_of, started_place
 from tools.benches.runner import (
     MB,

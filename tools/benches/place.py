@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.registry.app import App
-from conformance.server.http1 import Endpoint
-from conformance.server.sockets import Server, run_in_thread
+from conformance.http import Endpoint, Server, run_in_thread
+from conformance.registry import App
 from tools.benches.runner import Spent, sync_measured, write_mirror
 
 __all__ = ["Place", "app_of", "started_place"]

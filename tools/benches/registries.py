@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from conformance.content.images import Image
+from conformance.http import Server
+from conformance.images import Image
 from conformance.messages import Request
 from conformance.programs import docker_registry
-from conformance.server.sockets import Server
 from tools.benches.place import app_of
 
 __all__ = ["Debian", "Exchange", "Harness", "Images", "Registry", "empty_registry"]

@@ -32,13 +32,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.client.copies import push_http
-from conformance.content.images import Image, Seed
-from conformance.content.streams import Stream
+from conformance.http import Server, run_in_thread
+from conformance.images import Image, Seed, Stream
 from conformance.programs import find_program
-from conformance.registry.app import App
-from conformance.registry.measuring import MeasuringApp
-from conformance.server.sockets import Server, run_in_thread
+from conformance.registry import App, MeasuringApp
+from conformance.walks import push_http
 from tools.benches.peers import forget_blobs
 from tools.benches.place import app_of
 from tools.benches.props import prop_command, started_line

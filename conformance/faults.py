@@ -42,9 +42,9 @@ import anyio.lowlevel
 # The function is imported itself, so that faults still wait if a test replaces `anyio.sleep`.
 from anyio import sleep
 
-from ..journal import Entry, Selector
-from ..messages import Answer, Headers, Request, Response
-from ..messages import error as error_answer
+from .journal import Entry, Selector
+from .messages import Answer, Headers, Request, Response
+from .messages import error as error_answer
 
 __all__ = ["Dropped", "Faults", "Injection", "Rule", "Wire", "bodiless", "head_of", "with_framing"]
 

@@ -26,9 +26,10 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
-from ..evidence import Act, ContentKey, RepositoryKey, Run, Session, group_by, without_digest
-from ..messages import digest_of
-from ..registry.storage import (
+from .evidence import Act, ContentKey, RepositoryKey, Run, Session, group_by, without_digest
+from .http import Site
+from .messages import digest_of
+from .storage import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
     INDEXES,
@@ -37,7 +38,6 @@ from ..registry.storage import (
     Stored,
     is_foreign,
 )
-from ..server.exchange import Site
 
 __all__ = ["KINDS", "MISTAKES", "RULES", "Finding", "audit", "latest", "report"]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 from urllib.parse import urlencode
 
-from ..http import Reception, Site, receive_whole
-from ..messages import (
+from .http import Reception, Site, receive_whole
+from .messages import (
     Access,
     Answer,
     Content,
@@ -33,7 +33,7 @@ from ..messages import (
     is_name,
     is_tag,
 )
-from ..storage import (
+from .storage import (
     DOCKER_LIST,
     MANIFEST_LIMIT,
     OCI_INDEX,

@@ -1,3 +1,0 @@
-"""The old name of what `evidence` has now."""
-
-from ..evidence import Act as Act

@@ -1,3 +1,0 @@
-"""The old name of what `audit` has now."""
-
-from . import RULES as RULES

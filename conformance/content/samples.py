@@ -1,4 +1,0 @@
-"""The names of `conformance.shapes` under their old path, until all imports are renamed."""
-
-from ..shapes import Sample as Sample
-from ..shapes import Shape as Shape

@@ -1,3 +1,0 @@
-"""The old name of what `faults` has now."""
-
-from . import Injection as Injection

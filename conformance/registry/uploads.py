@@ -1,5 +1,0 @@
-"""Moved to `conformance/registry/app.py`."""
-
-from .app import OCTETS
-
-__all__ = ["OCTETS"]

@@ -1,5 +1,0 @@
-"""Moved to `conformance/http.py`."""
-
-from ..http import Endpoint
-
-__all__ = ["Endpoint"]
