@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import sys
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import (
@@ -154,11 +153,9 @@ def _read_cached(file: FileIO, buffer: memoryview) -> int:
     """Read what the system has in memory, which is cheaper than to ask a thread. Returns how many
     bytes; 0: none, or it cannot tell.
     """
-    if sys.platform != "linux":
-        return 0
     try:
         count = os.preadv(file.fileno(), [buffer], file.tell(), os.RWF_NOWAIT)
-    except OSError:  # EAGAIN, or EOPNOTSUPP of some file systems; a thread tells all others
+    except (AttributeError, OSError):  # only Linux has it, and not for each file system
         return 0
     file.seek(count, os.SEEK_CUR)
     return count
