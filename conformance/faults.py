@@ -359,12 +359,6 @@ class Injection:
         for strike in self._at("request body"):
             strike.alter(data, offset)
 
-    def check(self, received: int) -> None:
-        """Raise Dropped if the connection ends after `received` bytes of the request's body."""
-        for strike in self._at("request body"):
-            if received >= strike.offset:
-                strike.drop()
-
     async def pace(self, received: int) -> None:
         """Let verbs act after bytes of the request's body have arrived. May raise Dropped."""
         count = received - self._received

@@ -95,10 +95,6 @@ class Stream(Content):
         self._number = number
         self._digests: dict[str, str] = {}
 
-    def room(self, expected: int) -> memoryview:
-        """Raise TypeError, because a stream does not change."""
-        raise TypeError("nothing can be put into a Stream")
-
     def feed(self, data: bytes) -> None:
         """Raise TypeError, because a stream does not change."""
         raise TypeError("nothing can be put into a Stream")

@@ -11,8 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from email.utils import format_datetime
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
@@ -23,7 +21,6 @@ __all__ = [
     "Headers",
     "Request",
     "Response",
-    "as_rule_text",
     "digest_of",
     "error",
     "errors",
@@ -259,25 +256,3 @@ def error(
 ) -> Response:
     """Return an answer with an error body of one entry."""
     return errors(status, [(code, message, detail)], headers)
-
-
-def as_rule_text(value: object) -> str:
-    """Format a value for the description of a fault rule."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}s"
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        value = format_datetime(value, usegmt=True)
-    if isinstance(value, tuple):
-        return ",".join(map(as_rule_text, value))
-    if isinstance(value, bytes):
-        value = value.decode("latin-1")
-
-    text = str(value)
-    is_word = text not in ("", "-") and not text.endswith(":")
-    if is_word and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text):
-        return text
-    return json.dumps(text)
