@@ -425,7 +425,6 @@ def test_the_workflow_proposes_what_it_then_copies() -> None:
         "python3 regsync.pyz sync --locked --dry-run --json -c mirror.yaml > report.json",
         "python3 regsync.pyz sync --locked --recheck --json -c mirror.yaml > report.json",
         'python3 regsync.pyz report report.json --to markdown >> "$GITHUB_STEP_SUMMARY"',
-        "python3 regsync.pyz report report.json --to junit > junit.xml",
     ]
     for step in (*propose["steps"], *mirror["steps"]):
         if " -c " in step.get("run", ""):
