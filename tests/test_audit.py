@@ -269,7 +269,7 @@ async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(mirror):
 
 @pytest.mark.parametrize("part", ["blob", "manifest", "child"])
 async def test_what_the_recipe_says_mends_an_image(mirror, part):
-    """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
+    """docs/recipes.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
     child = mirror.seed.image()
     top = mirror.seed.index([child, mirror.seed.image(architecture="arm64")])
     top.load_into(mirror.source.app, "app", "v1", "v2")

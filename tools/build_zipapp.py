@@ -156,7 +156,7 @@ BUNDLE = (
     ),
 )
 
-# Parsed by Python 2.7 and 3.6 too. Status 3 says that nothing was attempted (README.md, exit
+# Parsed by Python 2.7 and 3.6 too. Status 3 says that nothing was attempted (docs/operations.md, exit
 # statuses).
 MAIN = '''\
 """Start regsync on the modules compiled for this interpreter, where the file has them."""
