@@ -156,7 +156,7 @@ def keys_of(section: str) -> set[str]:
 
 def test_every_key_of_the_configuration_is_named_and_its_reference_is_of_now() -> None:
     page = reference.PAGE.read_text(encoding="utf-8")
-    assert reference.updated(page) == page, "run python3 tools/reference.py"
+    assert reference.updated(page) == page, "run .venv/bin/python tools/reference.py"
     with pytest.raises(SystemExit, match="reference: begin"):
         reference.updated("# title\n")
     defined = config_schema()
