@@ -114,31 +114,21 @@ def count_scene(
     now = scene.fleet.images()
     first = scene.before.images() if scene.before else now
     with started_registries(1 + scene.targets) as (home, registries):
-        source, *targets = registries
-        addresses = [registry.address for registry in targets]
-        job = Job(home, source.address, addresses, list(now), scene.is_immutable)
-        for registry in registries:
-            registry.announce(first)
-            registry.announce(now)
-
+        source, *targets = [registry.address for registry in registries]
+        job = Job(home, source, targets, list(now), scene.is_immutable)
         phases: list[tuple[str, Images, Images]] = [("cold", {}, first)]
         if scene.before:
             phases.append(("changed", first, now))
         phases += [("warm", now, now), ("warm, no state", now, now)]
         for phase, before, wanted in phases:
             if phase in ("cold", "changed"):
-                source.push(wanted)
+                registries[0].push(wanted)
             if phase == "warm, no state":
                 shutil.rmtree(home)
                 home.mkdir()
-            for registry in registries:
-                registry.take_requests()  # what was asked until now does not count
-            _, said = run_job(program, job)
-            tallies = [registry.take_requests() for registry in registries]
+            _, tallies, said = run_job(program, job, registries, wanted)
             if is_ours:
-                check_report(json.loads(said), [r.address for r in registries], tallies)
-            for target in targets:
-                target.check(wanted)
+                check_report(json.loads(said), [source, *targets], tallies)
             bound = least_of(scene, before, wanted, is_stateful=phase in ("changed", "warm"))
             yield phase, counts_of(tallies[0], tallies[1:]), bound
 

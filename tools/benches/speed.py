@@ -130,19 +130,11 @@ def measure(
 ) -> Iterator[tuple[str, Row]]:
     """Run a program into empty registries, and once more."""
     with started_registries(targets) as (home, empty):
-        registries = [source, *empty]
-        for registry in registries:
-            registry.announce(images)
         job = Job(home, source.address, [target.address for target in empty], list(images))
         for phase in ("first run", "unchanged"):
-            for registry in registries:
-                registry.take_requests()  # what was asked until now does not count
-            spent, _ = run_job(program, job)
-            tallies = [registry.take_requests() for registry in registries]
+            spent, tallies, _ = run_job(program, job, [source, *empty], images)
             requests = sum(tally.count for tally in tallies)
             yield phase, Row(*spent, requests, sum(tally.bytes for tally in tallies))
-            for target in empty:
-                target.check(images)
 
 
 def bare_loop(rounds: int) -> float:
