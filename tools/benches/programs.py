@@ -97,7 +97,10 @@ def regclient(start: Command, job: Job) -> list[Command]:
 
 
 def skopeo(start: Command, job: Job) -> list[Command]:
-    """One sync for each target. It puts only the last part of a name behind the target's."""
+    """One sync for each target. It puts only the last part of a name behind the target's.
+
+    Run by root it remembers blobs outside of its home, but by addresses, which are new each time.
+    """
     images: dict[str, list[str]] = {name: [] for name in job.repositories}
     file = write(job, {job.source: {"tls-verify": False, "images": images}})
     first, _, _ = job.repositories[0].rpartition("/")
