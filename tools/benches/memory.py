@@ -3,7 +3,7 @@
     large      500 images to three targets, two layers of 4 GiB and 50 of 8 MiB among them, under the
                512 MiB of docs/specification.md section 1.1. The limit is RLIMIT_DATA, which counts
                all private memory that can be written.
-    streams    50 bodies of 256 MiB at once, into targets that take 640 kB/s of each: some 64 MB
+    streams    50 bodies of 256 MiB at once, into targets that take 640 kB/s of each
 
 Owns: the scenes and their limits.
 May not know: anything of the program but its command line.
