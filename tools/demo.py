@@ -84,6 +84,7 @@ def show() -> None:
     """Tell the story; raise where it does not hold."""
     say("building dist/regsync.pyz and dist/regsync-nofips.pyz")
     build()
+    sys.path.insert(0, str(PROGRAM))  # h11 and anyio, for the harness
     DEMO.mkdir(exist_ok=True)
     with registry("source") as source, registry("target") as target:
         say(f"two empty registries: source {source}, target {target}; their logs are in demo/")
@@ -182,7 +183,7 @@ def sync(*options: str) -> str:
 
 
 def compare(images: Iterable[Tag], source: str, target: str) -> None:
-    """Fetch everything from both sides by the standard library's client, and compare it.
+    """Fetch everything from both sides by the harness's client, and compare it.
 
     AssertionError says where they differ.
     """
