@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.least import Tally
-from tools.benches.runs import REGSYNC, BenchError, Images, Registry, Spent, run_measured
+from tools.benches.runs import REGSYNC, BenchError, Spent, run_measured
 
 __all__ = ["OURS", "Job", "Program", "add_peer_option", "chosen_programs", "run_job"]
 
@@ -155,24 +154,15 @@ def chosen_programs(named: Iterable[str]) -> dict[str, Program]:
     return programs
 
 
-def run_job(
-    program: Program, job: Job, registries: Sequence[Registry], images: Images
-) -> tuple[Spent, list[Tally], str]:
-    """Run all commands of a job that copies images from the first registry to the others.
+def run_job(program: Program, job: Job) -> tuple[Spent, str]:
+    """Run all commands of a job; return their times, the largest memory, and what the last one said.
 
-    Returns what they took together, what each registry was asked, and what the last one said.
-    BenchError when one fails, or the targets do not hold the images.
+    BenchError when one fails.
     """
-    for registry in registries:
-        registry.announce(images)
-        registry.take_requests()  # what was asked until now does not count
     runs = [run_measured(command, job.home) for command in program(job)]
-    tallies = [registry.take_requests() for registry in registries]
-    for target in registries[1:]:
-        target.check(images)
     spent = Spent(
         sum(spent.wall for spent, _ in runs),
         sum(spent.cpu for spent, _ in runs),
         max(spent.peak for spent, _ in runs),
     )
-    return spent, tallies, runs[-1][1]
+    return spent, runs[-1][1]

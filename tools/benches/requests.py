@@ -113,24 +113,38 @@ def count_scene(
     """
     now = scene.fleet.images()
     first = scene.before.images() if scene.before else now
+    phases: list[tuple[str, Images, Images]] = [("cold", {}, first)]
+    if scene.before:
+        phases.append(("changed", first, now))
+    phases += [("warm", now, now), ("warm, no state", now, now)]
+
+    reports = []
     with started_registries(1 + scene.targets) as (home, registries):
-        source, *targets = [registry.address for registry in registries]
-        job = Job(home, source, targets, list(now), scene.is_immutable)
-        phases: list[tuple[str, Images, Images]] = [("cold", {}, first)]
-        if scene.before:
-            phases.append(("changed", first, now))
-        phases += [("warm", now, now), ("warm, no state", now, now)]
-        for phase, before, wanted in phases:
+        source, *targets = registries
+        addresses = [registry.address for registry in registries]
+        job = Job(home, addresses[0], addresses[1:], list(now), scene.is_immutable)
+        for phase, _, wanted in phases:
             if phase in ("cold", "changed"):
-                registries[0].push(wanted)
+                source.push(wanted)
             if phase == "warm, no state":
                 shutil.rmtree(home)
                 home.mkdir()
-            _, tallies, said = run_job(program, job, registries, wanted)
-            if is_ours:
-                check_report(json.loads(said), [source, *targets], tallies)
-            bound = least_of(scene, before, wanted, is_stateful=phase in ("changed", "warm"))
-            yield phase, counts_of(tallies[0], tallies[1:]), bound
+            for registry in registries:
+                registry.mark()
+            _, said = run_job(program, job)
+            reports.append(said)
+            for registry in registries:
+                registry.mark()
+            for target in targets:
+                target.check(wanted)
+
+    stretches = [registry.stretches(first, now) for registry in registries]
+    for number, (phase, before, wanted) in enumerate(phases):
+        tallies = [each[1 + 2 * number] for each in stretches]  # between two marks
+        if is_ours:
+            check_report(json.loads(reports[number]), addresses, tallies)
+        bound = least_of(scene, before, wanted, is_stateful=phase in ("changed", "warm"))
+        yield phase, counts_of(tallies[0], tallies[1:]), bound
 
 
 def check_report(

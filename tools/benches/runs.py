@@ -17,7 +17,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -49,6 +48,7 @@ REGSYNC = [sys.executable, str(ROOT / "regsync.py")]
 MB = 1_000_000
 MIB = 1 << 20
 MEMORY = "/dev/shm"
+MARK = "/v2/?mark"  # what is asked to divide a log
 
 Images = Mapping[str, Mapping[str, Image]]  # repository -> tag -> image
 
@@ -83,10 +83,10 @@ class Spent(NamedTuple):
 
     wall: float  # seconds
     cpu: float  # seconds
-    peak: int  # bytes that were resident at once
+    peak: float  # bytes that were resident at once
 
     def __str__(self) -> str:
-        return f"{self.wall:.2f} s, {self.cpu:.2f} s of CPU, {self.peak / MB:.0f} MB"
+        return f"{self.wall:6.2f} s, {self.cpu:5.2f} s of CPU, {self.peak / MB:3.0f} MB"
 
 
 def run_measured(command: Sequence[str], home: Path, *, data_limit: int = 0) -> tuple[Spent, str]:
@@ -111,21 +111,11 @@ def run_measured(command: Sequence[str], home: Path, *, data_limit: int = 0) -> 
 
 
 class Registry:
-    """A docker-registry that is running: filled by pushes, asked what it holds and what came."""
+    """A docker-registry: filled by pushes, asked what it holds, and at its end what it was asked."""
 
-    def __init__(self, address: str, home: Path) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
-        self._log = home / "registry.log"
-        self._read = 0  # characters of the log
-        self._marks = 0
-        self._sizes: dict[str, int] = {}  # of blobs and manifests, by digest or REPOSITORY:TAG
-
-    def announce(self, images: Images) -> None:
-        """Learn how large things are: a log tells what was sent, not what came."""
-        for repository, tagged in images.items():
-            for tag, image in tagged.items():
-                self._sizes[f"{repository}:{tag}"] = len(image.body)
-                self._sizes |= {digest: len(body) for digest, body in image.contents().items()}
+        self.log = ""  # when it has ended
 
     def push(self, images: Images) -> None:
         """Push images."""
@@ -135,80 +125,87 @@ class Registry:
 
     def check(self, images: Images) -> None:
         """Raise BenchError unless each tag names its image."""
-        with closing(http.client.HTTPConnection(self.address, timeout=60)) as connection:
+        for repository, tagged in images.items():
+            for tag, image in tagged.items():
+                if self._ask(f"/v2/{repository}/manifests/{tag}") != image.body:
+                    raise BenchError(f"{repository}:{tag} is not at the target as it should be")
+
+    def mark(self) -> None:
+        """Begin another stretch of the log."""
+        self._ask(MARK)
+
+    def stretches(self, *pushed: Images) -> list[Tally]:
+        """Return what was asked between marks, by class, and the bytes of manifests and blobs.
+
+        A log tells what was sent, not what came: `pushed` are images that may have come.
+        """
+        sizes: dict[str, int] = {}  # by digest or REPOSITORY:TAG
+        for images in pushed:
             for repository, tagged in images.items():
                 for tag, image in tagged.items():
-                    path = f"/v2/{repository}/manifests/{tag}"
-                    connection.request("GET", path, headers={"Accept": ACCEPT})
-                    if connection.getresponse().read() != image.body:
-                        raise BenchError(f"{repository}:{tag} is not at the target as it should be")
+                    sizes[f"{repository}:{tag}"] = len(image.body)
+                    sizes |= {digest: len(body) for digest, body in image.contents().items()}
 
-    def take_requests(self) -> Tally:
-        """Return the requests since the last time, by class, and bytes of manifests and blobs."""
-        self._marks += 1
-        mark = f"/v2/?mark={self._marks}"
+        tallies = [Tally()]
+        for line in self.log.splitlines():
+            if 'msg="response completed' not in line:
+                continue
+            if MARK in line:
+                tallies.append(Tally())
+            else:
+                name, size = classify(line, sizes)
+                tallies[-1].add(name, [size])
+        return tallies
+
+    def _ask(self, path: str) -> bytes:
         with closing(http.client.HTTPConnection(self.address, timeout=60)) as connection:
-            connection.request("GET", mark)
-            connection.getresponse()
-        text = ""
-        while f'"{mark}"' not in text:  # the log comes a little later
-            time.sleep(0.01)
-            text = self._log.read_text()[self._read :]
-        self._read += len(text)
-        tally = Tally()
-        for line in text.splitlines():
-            if 'msg="response completed' in line and "/v2/?mark=" not in line:
-                name, size = self._classify(line)
-                tally.add(name, [size])
-        return tally
+            connection.request("GET", path, headers={"Accept": ACCEPT})
+            return connection.getresponse().read()
 
-    def _classify(self, line: str) -> tuple[str, int]:
-        """Return the class of the request on a line of the log, and its bytes.
 
-        Listings and mounts stand apart, all others by method and kind.
-        """
-        found = re.findall(r'http\.(\w+\.\w+)=(?:"([^"]*)"|(\S+))', line)
-        fields = {name: quoted or plain for name, quoted, plain in found}
-        uri = fields["request.uri"]
-        method = fields["request.method"]
-        request = Request(method, uri, [])
-        query = parse_qs(urlsplit(uri).query)
-        name = f"{method} {request.kind}"
-        size = 0
-        if request.kind == "tag_list":
-            name = "list"
-        elif request.kind == "upload_start":
-            is_mounted = "mount" in query and query.get("from") != [request.repository]
-            name = "mount" if is_mounted and fields["response.status"] == "201" else "POST upload"
+def classify(line: str, sizes: Mapping[str, int]) -> tuple[str, int]:
+    """Return the class of the request on a line of a log, and its bytes.
 
-        if name in ("GET manifest", "GET blob") and fields["response.status"] in ("200", "206"):
-            size = int(fields["response.written"])
-        elif name == "PUT manifest":
-            digest_or_tag = request.reference
-            is_digest = ":" in digest_or_tag
-            size = self._sizes[
-                digest_or_tag if is_digest else f"{request.repository}:{digest_or_tag}"
-            ]
-        elif method in ("POST", "PUT") and "digest" in query:
-            size = self._sizes[query["digest"][0]]
-        return name, size
+    Listings and mounts stand apart, all others by method and kind.
+    """
+    found = re.findall(r'http\.(\w+\.\w+)=(?:"([^"]*)"|(\S+))', line)
+    fields = {name: quoted or plain for name, quoted, plain in found}
+    uri = fields["request.uri"]
+    method = fields["request.method"]
+    status = fields["response.status"]
+    request = Request(method, uri, [])
+    query = parse_qs(urlsplit(uri).query)
+    if request.kind == "tag_list":
+        return "list", 0
+    if request.kind == "upload_start" and "digest" not in query:
+        is_mounted = "mount" in query and query.get("from") != [request.repository]
+        return "mount" if is_mounted and status == "201" else "POST upload", 0
+
+    size = 0
+    if method == "GET" and request.kind in ("manifest", "blob") and status in ("200", "206"):
+        size = int(fields["response.written"])
+    elif method == "PUT" and request.kind == "manifest":
+        name = request.reference
+        size = sizes[name if ":" in name else f"{request.repository}:{name}"]
+    elif "digest" in query:
+        size = sizes[query["digest"][0]]
+    return f"{method} {request.kind}", size
 
 
 @contextmanager
 def started_registries(count: int) -> Iterator[tuple[Path, list[Registry]]]:
-    """Run so many empty registries; yield them, and a folder in memory for whatever runs."""
+    """Run so many empty registries; yield a folder in memory for whatever runs, and them."""
     place = MEMORY if os.path.isdir(MEMORY) else None
-    with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="bench-", dir=place, ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(made))
-        registries = []
-        for number in range(count):
-            home = folder / f"registry-{number}"
-            address = stack.enter_context(docker_registry(home))
-            registries.append(Registry(address, home))
-        work = folder / "home"
+    made = tempfile.TemporaryDirectory(prefix="bench-", dir=place, ignore_cleanup_errors=True)
+    with made as folder:
+        work = Path(folder, "home")
         work.mkdir()
-        yield work, registries
+        homes = [Path(folder, f"registry-{number}") for number in range(count)]
+        with ExitStack() as stack:
+            registries = [Registry(stack.enter_context(docker_registry(home))) for home in homes]
+            yield work, registries
+        for registry, home in zip(registries, homes, strict=True):
+            registry.log = (home / "registry.log").read_text(encoding="utf-8")
 
 
 Case = TypeVar("Case")

@@ -24,7 +24,16 @@ from typing import NamedTuple
 from conformance.content.fleets import Fleet
 from conformance.content.images import Seed
 from tools.benches.programs import OURS, Job, Program, add_peer_option, chosen_programs, run_job
-from tools.benches.runs import MB, MIB, Images, Registry, choose, run_measured, started_registries
+from tools.benches.runs import (
+    MB,
+    MIB,
+    Images,
+    Registry,
+    Spent,
+    choose,
+    run_measured,
+    started_registries,
+)
 
 __all__ = ["add_options", "run"]
 
@@ -93,48 +102,49 @@ SCENES: Mapping[str, Scene] = {
 
 
 class Row(NamedTuple):
-    """One run, or the median of each figure of several."""
+    """The medians of a program's runs, and how many requests it says that each took (ours alone)."""
 
-    wall: float  # seconds
-    cpu: float  # seconds
-    peak: float  # bytes
-    requests: float  # to all registries
-    bytes: float  # of manifests and blobs, from and to all registries
-
-    def __str__(self) -> str:
-        return (
-            f"{self.wall:7.2f} s {self.cpu:6.2f} s of CPU {self.peak / MB:5.0f} MB "
-            f"{self.requests:6,.0f} requests {self.bytes / MB:8.2f} MB moved"
-        )
+    spent: Spent
+    requests: int
 
 
 def measure_rounds(
     scene: Scene, programs: Mapping[str, Program], rounds: int
 ) -> dict[tuple[str, str], Row]:
-    """Run a scene in each round with each program; return the medians by program and phase."""
+    """Run a scene in each round with each program; return what it took by program and phase."""
     images = scene.images()
-    rows: dict[tuple[str, str], list[Row]] = {}
+    runs: dict[tuple[str, str], list[Spent]] = {}
+    requests: dict[tuple[str, str], int] = {}
     with started_registries(1) as (_, [source]):
         source.push(images)
         for _ in range(rounds):
             for name, program in programs.items():
-                for phase, row in measure(scene.targets, images, program, source):
-                    rows.setdefault((name, phase), []).append(row)
+                for phase, spent, said in measure(scene.targets, images, program, source):
+                    runs.setdefault((name, phase), []).append(spent)
+                    requests[name, phase] = count_requests(said) if name == OURS else 0
     return {
-        key: Row(*map(statistics.median, zip(*runs, strict=True))) for key, runs in rows.items()
+        key: Row(Spent(*map(statistics.median, zip(*several, strict=True))), requests[key])
+        for key, several in runs.items()
     }
 
 
 def measure(
     targets: int, images: Images, program: Program, source: Registry
-) -> Iterator[tuple[str, Row]]:
-    """Run a program into empty registries, and once more."""
+) -> Iterator[tuple[str, Spent, str]]:
+    """Run a program into empty registries, and once more; give phase, what it took and said."""
     with started_registries(targets) as (home, empty):
         job = Job(home, source.address, [target.address for target in empty], list(images))
         for phase in ("first run", "unchanged"):
-            spent, tallies, _ = run_job(program, job, [source, *empty], images)
-            requests = sum(tally.count for tally in tallies)
-            yield phase, Row(*spent, requests, sum(tally.bytes for tally in tallies))
+            spent, said = run_job(program, job)
+            for target in empty:
+                target.check(images)
+            yield phase, spent, said
+
+
+def count_requests(report: str) -> int:
+    """Return how many requests a report of this program counts, at all registries."""
+    totals = json.loads(report)["totals"]
+    return sum(sum(counts.values()) for counts in totals["requests"].values())
 
 
 def bare_loop(rounds: int) -> float:
@@ -171,9 +181,9 @@ def run(options: argparse.Namespace) -> int:
         for (title, phase), row in measure_rounds(scene, programs, options.n).items():
             beside = ""
             if title == OURS and name == "one":
-                start = row.cpu  # in the end that of the unchanged run
+                start = row.spent.cpu  # in the end that of the unchanged run
             elif title == OURS:
-                times = (row.cpu - start) / row.requests / bare
-                beside = f" {times:6.2f} x bare"
-            print(f"  {title:<10} {phase:<10} {row}{beside}", flush=True)
+                times = (row.spent.cpu - start) / row.requests / bare
+                beside = f"; {row.requests:,} requests, each {times:.2f} x bare"
+            print(f"  {title:<10} {phase:<10} {row.spent}{beside}", flush=True)
     return 0
