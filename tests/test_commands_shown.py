@@ -50,7 +50,6 @@ NOT_RUN = {
     r"python3 tools/demo\.py": "test_documents runs it",
     r"python3 tools/bench\.py.*": "it takes minutes, and measures",
     r"python3 tools/mutants\.py.*": "it takes hours",
-    r"python3 tools/reference\.py": "it writes into the checkout; test_documents compares what it makes",
     r"PYTHONPATH=dist/regsync-nofips\.pyz python3 -m conformance serve": "it serves until it is stopped",
     r"(?:python3 -m zipfile -l )?dist/regsync-linux-x86_64.*": "test_static_file runs the file, where one was built",
     r"cmp again/.*": "it compares static files, which take a quarter of an hour",

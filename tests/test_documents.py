@@ -156,7 +156,7 @@ def keys_of(section: str) -> set[str]:
 
 def test_every_key_of_the_configuration_is_named_and_its_reference_is_of_now() -> None:
     page = reference.PAGE.read_text(encoding="utf-8")
-    assert reference.updated(page) == page, "run python3 tools/reference.py"
+    assert reference.updated(page) == page, "run .venv/bin/python tools/reference.py"
     with pytest.raises(SystemExit, match="reference: begin"):
         reference.updated("# title\n")
     defined = config_schema()
@@ -462,27 +462,19 @@ def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_holds_in_a_copy_of_the_tree_and_shows_counts_beside_the_fewest_possible(
-    tmp_path: Path, pyz: Path
-) -> None:
+def test_the_demo_holds_in_a_copy_of_the_tree(tmp_path: Path, pyz: Path) -> None:
     """The wheels are those that building `pyz` has left behind."""
     clone = tmp_path / "clone"
     for name in ("_regsync", "conformance", "tools", "build/wheels"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("LICENSE", "regsync.py"):
         shutil.copy(ROOT / name, clone)
-    command = [sys.executable, str(clone / "tools" / "demo.py"), "--counts"]
+    command = [sys.executable, str(clone / "tools" / "demo.py")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert "Images: 0 synced, 6 skipped" in done.stdout
     assert ":: all of it held." in done.stdout
     assert {path.name for path in (clone / "demo").glob("*.log")} == {"source.log", "target.log"}
-    rows = re.findall(r"(?m)^((?:source|target) \w+) +(\d+) +(\d+) +(\d+) +(\d+)$", done.stdout)
-    found = {kind: tuple(map(int, numbers)) for kind, *numbers in rows}
-    assert len(found) == 9
-    assert all(second == least for _, _, second, least in found.values()), done.stdout
-    assert all(first >= least for first, least, _, _ in found.values()), done.stdout
-    assert found["source blob_get"][0] == found["source blob_get"][1]
 
 
 def test_the_demo_fails_in_one_line_when_the_program_does(
@@ -491,8 +483,9 @@ def test_the_demo_fails_in_one_line_when_the_program_does(
     (tmp_path / "broken.py").write_text("raise SystemExit(1)\n")
     monkeypatch.setattr(demo, "DEMO", tmp_path)
     monkeypatch.setattr(demo, "build", lambda: None)
-    monkeypatch.setattr(demo, "choose", lambda: (tmp_path / "broken.py", "it is broken"))
-    assert demo.main([]) == 1
+    monkeypatch.setattr(demo, "PROGRAM", tmp_path / "broken.py")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert demo.main() == 1
     assert capsys.readouterr().err == "demo: the sync ended with status 1\n"
 
 
@@ -517,15 +510,6 @@ def test_the_demo_fails_where_a_second_sync_does_something_or_one_byte_differs(
         return {**found, image.top: found[image.top] + b" " * (address == "target")}
 
     monkeypatch.setattr(walks, "fetch_http", fetch)
-    monkeypatch.setattr(demo, "tags_of", lambda address, repository: {"v1"})
     demo.compare([("shop/web", "v1")], "source", "elsewhere")
     with pytest.raises(AssertionError, match="other bytes"):
         demo.compare([("shop/web", "v1")], "source", "target")
-
-
-def test_what_the_demo_imports_of_the_harness_needs_no_package() -> None:
-    """It runs where Python is and nothing else: `-S` leaves out what is installed."""
-    imports = "import conformance.walks, conformance.images"
-    command = [sys.executable, "-S", "-c", imports]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
