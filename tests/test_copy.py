@@ -374,6 +374,7 @@ async def test_layers_shared_by_repositories_are_uploaded_once_and_mounted(copie
     )
 
 
+@pytest.mark.provokes("source_written")
 async def test_within_one_registry_all_is_mounted(copies):
     copies.target = copies.source
     image = copies.push("v1", copies.seed.index())
@@ -389,6 +390,7 @@ async def test_within_one_registry_all_is_mounted(copies):
     }
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 500])
 async def test_a_refused_mount_is_followed_by_a_plain_upload(copies, status):
     copies.target = copies.source

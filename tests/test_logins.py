@@ -545,6 +545,7 @@ async def test_what_is_missing_at_a_source_is_an_error(checked):
     assert (ran.status, mirror.error(rows, "source", "another")) == (4, "SOURCE_ERROR")
 
 
+@pytest.mark.provokes("source_written")
 async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_never(checked):
     mirror = checked("a", "b")
     back = {"targets": ["source"]}

@@ -85,6 +85,7 @@ def times_of(place: Place, *condition: Any, **more: Any) -> list[float]:
 # Permits: who waits holds nothing.
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize("cap", [2, 3, 5, 50])
 async def test_two_registries_copy_to_each_other_at_once(world, tmp_path, cap):
     link = Link(latency=0.005, bandwidth=20 * MIB)
@@ -99,6 +100,7 @@ async def test_two_registries_copy_to_each_other_at_once(world, tmp_path, cap):
     assert ran.seconds < 60
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.provokes("upload_abandoned")
 async def test_chunks_both_ways_between_two_registries_with_one_permit_each_arrive(near):
     """A body that is being read keeps its permit, which the other way's chunk would wait for."""
