@@ -490,6 +490,23 @@ async def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(mirror, tmp
     assert (await mirror.run("sync", "--locked")).statuses() == ["synced"] * 2
 
 
+async def test_what_a_directory_has_is_staged_for_nobody(mirror, world):
+    mirror.push("v1", mirror.seed.image(sizes=(1_500_000,)))
+    await mirror.outside(V1)
+    plain = world.edge()
+    calls = list[str]()
+
+    async def note(function, *arguments):
+        calls.append(function.__name__)
+        return await plain.in_thread(function, *arguments)
+
+    world.edge = lambda env=None: plain._replace(in_thread=note)
+    ends = {"source": DISK, "other": world.registry("other.test")}
+    ran = await mirror.sync(V1, registries=ends, defaults={"targets": ["target", "other"]})
+    assert ran.statuses() == ["synced"] * 2
+    assert {*calls} == {"readinto"}
+
+
 # `from: "*"`: all repositories of a layout, without a mapping for each of them.
 
 WHOLE = {"from": "*", "tags": tags("v*")}

@@ -41,7 +41,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -274,20 +273,14 @@ class Reach:
         self._lines: dict[str, dict[str, list[int]]] = read["lines"]
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Return the tests that execute what the mutant changes, in the order in which to ask them:
-        of each function of tests its quickest case; then the others. They took at most so many
-        seconds together when they were noted.
+        """Return the tests that execute what the mutant changes, the quick ones first. They took at
+        most so many seconds together when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
         for line in lines_of(mutant):
             found.update(lines.get(str(line), ()))
-        tests = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
-        cases: defaultdict[str, list[str]] = defaultdict(list)
-        for test in tests:
-            cases[test.partition("[")[0]].append(test)
-        ordered = [each[0] for each in cases.values()]
-        ordered += [test for each in cases.values() for test in each[1:]]
+        ordered = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
 
         chosen = []
         total = 0.0
