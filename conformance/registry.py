@@ -407,7 +407,7 @@ class App(Site):
             _check_parts(repository, stored)
         if is_by_tag and self.immutable_tags and reference in repository.tags:
             # The put is refused even if the digest is the same (docs/protocol-facts.md section
-            # 4.9).
+            # 4.7).
             text = f"The image tag '{reference}' already exists and the repository is immutable."
             return error(400, "TAG_INVALID", text)
 
