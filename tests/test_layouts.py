@@ -540,6 +540,14 @@ async def test_a_disk_that_is_not_there_is_told_before_anything_is_tried(mirror,
     assert not mirror.target.journal.entries
 
 
+async def test_a_disk_that_is_not_mounted_is_not_written_below_its_mount_point(mirror):
+    mirror.push("v1")
+    ran = await mirror.copy("http://source.test/app:v1", f"{mirror.layout}/mirror//app:v1")
+    assert "No such file or directory" in only(ran.failed)
+    assert "hint: mount the disk, or make the directory above it" in ran.err
+    assert not mirror.disk.exists()
+
+
 async def test_a_disk_without_images_is_a_warning(mirror):
     make_layout(mirror.disk, {})
     mirror.write(WHOLE, registries={"source": DISK})
