@@ -257,9 +257,6 @@ class Audit:
         likely digest, the first costs a GET. Its manifest is then cached, so each later tag costs
         only a HEAD.
         """
-        listed_tags = self._discovery.known_listing(target)
-        if listed_tags is not None and tag not in listed_tags:
-            return None
         # Tags with the same likely digest wait until the first tag's manifest is cached.
         async with self._tag_reads[target.key, likely_digest]:
             if self._discovery.cached_manifest(target, likely_digest) is None:

@@ -112,6 +112,7 @@ _LEFT_OUT = "dev.regsync.left-out"
 _REMEDIES = {
     errno.EACCES: "let this user write there, or name another directory",
     errno.EFBIG: "FAT32 holds no file above 4 GiB: format the device with exFAT, ext4 or NTFS",
+    errno.ENOENT: "mount the disk, or make the directory above it",
     errno.EIO: "check the device, and whether it is still there; then run again",
     errno.ENOSPC: "free space on the device, or copy to a larger one",
     errno.EROFS: "mount the device for writing, or copy to another one",

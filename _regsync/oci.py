@@ -477,6 +477,17 @@ def referrer_entry(manifest: Manifest) -> Descriptor:
     )
 
 
+class _Received(NamedTuple):
+    """A response, whose text for error messages is made only where there is one."""
+
+    media_type: str
+    body: bytes
+
+    def __str__(self) -> str:
+        beginning = f"beginning {clean_beginning(self.body, 60)!r}" if self.body else "no body"
+        return f"received {printable(self.media_type, 80) or 'no content type'}, {beginning}"
+
+
 def parse_manifest(
     body: bytes,
     *,
@@ -492,9 +503,7 @@ def parse_manifest(
     digest, and ContentError if the body is not an acceptable manifest.
     """
     response_type = (content_type or "").partition(";")[0].strip().lower()
-    beginning = f"beginning {clean_beginning(body, 60)!r}" if body else "no body"
-    # The response, for error messages.
-    received = f"received {printable(response_type, 80) or 'no content type'}, {beginning}"
+    received = _Received(response_type, body)
 
     wanted_digest = expected.digest if expected else digest
     algorithm = split_digest(check_digest(wanted_digest))[0] if wanted_digest else "sha256"
@@ -533,7 +542,7 @@ def parse_manifest(
 
 
 def _determine_type(
-    document: Mapping[str, object], stated_types: Sequence[str], received: str
+    document: Mapping[str, object], stated_types: Sequence[str], received: _Received
 ) -> str:
     """Return the media type of a document.
 
@@ -624,11 +633,11 @@ _MAX_DIGITS = 40
 
 
 def load_json(
-    body: bytes, context: str, *, most_values: int = _MAX_VALUES, must_round_trip: bool = False
+    body: bytes, context: object, *, most_values: int = _MAX_VALUES, must_round_trip: bool = False
 ) -> dict[str, Any]:
     """Parse a JSON object.
 
-    `context` ends each error message. If `must_round_trip` is set, numbers with a fraction or an
+    The text of `context` ends each error message. If `must_round_trip` is set, numbers with a fraction or an
     exponent are refused, because serializing them again could change them. Raises ContentError if
     the body is not a JSON object, has more than `most_values` values, or is nested too deeply.
     """
@@ -638,7 +647,6 @@ def load_json(
     if value_bound > most_values:
         raise ContentError(f"the document holds more than {most_values} values; {context}")
 
-    too_deep = f"the document nests deeper than {_MAX_JSON_DEPTH}; {context}"
     try:
         document = json.loads(
             body.decode(),
@@ -647,12 +655,13 @@ def load_json(
             parse_float=_refuse_number if must_round_trip else None,
             parse_constant=_refuse_number,
         )
+        is_too_deep = _is_deeper_than(_MAX_JSON_DEPTH, document)
     except ValueError as error:
         raise ContentError(f"not JSON ({printable(str(error), 80)}); {context}") from error
-    except RecursionError as error:
-        raise ContentError(too_deep) from error
-    if _is_deeper_than(_MAX_JSON_DEPTH, document):
-        raise ContentError(too_deep)
+    except RecursionError:
+        is_too_deep = True
+    if is_too_deep:
+        raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {context}")
     if not isinstance(document, dict):
         raise ContentError(f"JSON, but not an object; {context}")
     return document

@@ -1,8 +1,5 @@
 """The journal of a server: every exchange in the order of arrival, and assertions about exchanges.
 
-Owns: the fields that are kept of an exchange; which exchanges a `Selector` matches; which secret
-was sent where.
-May not know: what the registry holds, why it gave an answer.
 Invariants: an entry is made when a request's head has arrived. It is completed later and never
 removed, so that a request that breaks off is counted too; its status stays None. Only the server's
 thread writes a journal. Any thread may read it.
@@ -16,14 +13,12 @@ Assertions read like sentences:
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import itertools
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -31,31 +26,9 @@ from urllib.parse import parse_qsl
 
 import anyio
 
-from .messages import Request, as_rule_text
+from .messages import Request
 
-__all__ = [
-    "KINDS",
-    "METHODS",
-    "Authorization",
-    "Entries",
-    "Entry",
-    "Journal",
-    "Selector",
-    "Sent",
-    "before",
-    "clock",
-    "credentials",
-]
-
-# The request headers that are kept. Authorization is kept with its credential, because tests assert
-# which credential was sent where.
-_KEPT = frozenset(
-    {
-        *("accept", "accept-encoding", "authorization", "connection", "content-length"),
-        *("content-range", "content-type", "cookie", "expect", "host", "if-match"),
-        *("if-none-match", "proxy-authorization", "range", "transfer-encoding", "user-agent"),
-    }
-)
+__all__ = ["KINDS", "Authorization", "Entries", "Entry", "Journal", "Selector", "before", "clock"]
 
 # Kinds of paths. `messages.Request` recognises all of them except `token` and `storage`, which are
 # set by those services.
@@ -63,17 +36,13 @@ KINDS = (
     *("ping", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "storage", "other"),
 )
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
-_WILDCARD = re.compile(r"[*?[]")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT")
 # Fields of token requests that hold secrets (docs/protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
 _SECRET_FIELDS = (
-    "password",
-    "refresh_token",
-    "access_token",
-    "client_secret",
-    "assertion",
-    "client_assertion",
+    *("password", "refresh_token", "access_token"),
+    *("client_secret", "assertion", "client_assertion"),
 )
+_SHOWN = 20  # entries that the message of a failed assertion lists
 
 # Numbers that order the events of all journals, so that answers can be compared with requests at
 # other servers.
@@ -86,22 +55,9 @@ def clock() -> float:
     A virtual clock of the event loop may jump.
     """
     try:
-        # The same result as `anyio.current_time`, ten times faster.
-        return asyncio.get_running_loop().time()
-    except RuntimeError:
-        pass
-    try:
         return anyio.current_time()
-    except RuntimeError:
+    except anyio.NoEventLoopError:
         return time.monotonic()
-
-
-class Sent(NamedTuple):
-    """Where a secret was sent."""
-
-    origin: str  # as the client names it
-    repository: str
-    kind: str  # one of KINDS
 
 
 class Authorization(NamedTuple):
@@ -111,7 +67,7 @@ class Authorization(NamedTuple):
     value: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """One exchange."""
 
@@ -119,13 +75,13 @@ class Entry:
     connection: int  # number of the connection
     method: str
     target: str
-    kind: str
+    kind: str  # one of KINDS
     repository: str
     reference: str
     query: Mapping[str, str]
-    headers: Mapping[str, str]  # the request headers that are kept, names in lower case
+    headers: Mapping[str, str]  # of the request, names in lower case
     scheme: str = "http"
-    time: float = 0.0  # when the head had arrived, in seconds of the journal's clock
+    time: float = 0.0  # when the head had arrived, in seconds of `clock`
     status: int | None = None  # None until answered
     ended_time: float | None = None  # when it was answered, in seconds; None until answered
     request_bytes: int = 0  # of the body
@@ -142,23 +98,22 @@ class Entry:
     # The fault verbs that took effect, and "lost" if a connection in memory broke before the client
     # had read the answer.
     faults: list[str] = field(default_factory=list)
-    secrets: list[str] = field(
-        default_factory=list
-    )  # values of secret fields of the request's form
+    # Values of secret fields of the request's form.
+    secrets: list[str] = field(default_factory=list)
 
     @property
     def authorization(self) -> Authorization:
         """The credential that was sent. Both parts are empty if no credential was sent."""
-        scheme, _, value = self.headers.get("authorization", "").partition(" ")
+        scheme, _, value = self.header("authorization").partition(" ")
         return Authorization(scheme.lower(), value)
 
     @property
     def origin(self) -> str:
         """The origin by the scheme of the connection and the Host header."""
-        return f"{self.scheme}://{self.headers.get('host', '')}"
+        return f"{self.scheme}://{self.header('host')}"
 
     def header(self, name: str) -> str:
-        """Return a request header, or an empty string if it was absent or is not kept."""
+        """Return a request header, or an empty string if it was absent."""
         return self.headers.get(name.lower(), "")
 
     def sent_secrets(self) -> list[str]:
@@ -166,7 +121,7 @@ class Entry:
         secrets = list(self.secrets)
         for name in ("authorization", "proxy-authorization"):
             scheme, _, value = self.header(name).partition(" ")
-            secrets += _password(value) if scheme.lower() == "basic" else [value or scheme]
+            secrets.append(_password(value) if scheme.lower() == "basic" else value or scheme)
         secrets.append(self.header("cookie"))
         secrets += [value for name, value in self.query.items() if name in _SECRET_FIELDS]
         return [secret for secret in secrets if secret]
@@ -181,55 +136,49 @@ class Entry:
         return f"{text} ({'; '.join(self.faults)})" if self.faults else text
 
 
-def _password(value: str) -> list[str]:
+def _password(value: str) -> str:
     """Return the password of a Basic credential. Returns `value` if it is malformed."""
     try:
         pair = base64.b64decode(value, validate=True).decode("latin-1")
     except (binascii.Error, ValueError):
-        return [value]
+        return value
     user, _, password = pair.partition(":")
-    return [password or user]
+    return password or user
 
 
-class Selector(NamedTuple):
+def before(first: Entry, second: Entry) -> bool:
+    """Report whether an exchange was answered before another one began, also at another server."""
+    return first.ended is not None and first.ended < second.begun
+
+
+class Selector:
     """A condition on exchanges. An empty field matches every exchange.
 
-    In globs, `*` matches slashes too.
+    Several methods or kinds are separated by spaces. `header` and `query` have globs for the values
+    of headers and parameters that must be present. The other arguments are globs for `repository`,
+    `reference`, `host` and `path`. In globs, `*` matches slashes too. Raises ValueError if a method
+    or kind is unknown.
     """
 
-    methods: frozenset[str] = frozenset()
-    kinds: frozenset[str] = frozenset()
-    globs: Mapping[str, str] = {}  # keys: `repository`, `reference`, `host` and `path`
-    header: Mapping[str, str] = {}  # globs of values, by header name in lower case
-    query: Mapping[str, str] = {}  # globs of values, by parameter
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         method: str | None = None,
         kind: str | None = None,
         *,
         header: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
         **globs: str | None,
-    ) -> Selector:
-        """Make a selector. Several methods or kinds are separated by spaces.
+    ) -> None:
+        self.methods = (method or "").split()
+        self.kinds = (kind or "").split()
+        for name, words, known in (("method", self.methods, _METHODS), ("kind", self.kinds, KINDS)):
+            unknown = sorted({*words} - {*known})
+            if unknown:
+                raise ValueError(f"no {name} {unknown[0]}: one of {' '.join(known)}")
 
-        Raises ValueError if a method or kind is unknown.
-        """
-        methods = frozenset((method or "").split())
-        kinds = frozenset((kind or "").split())
-        if not methods <= METHODS:
-            unknown = min(methods - METHODS)
-            raise ValueError(f"no method {unknown}: one of {' '.join(sorted(METHODS))}")
-
-        if not kinds <= set(KINDS):
-            unknown = min(kinds - set(KINDS))
-            raise ValueError(f"no kind {unknown}: one of {' '.join(KINDS)}")
-
-        set_globs = {name: glob for name, glob in globs.items() if glob is not None}
-        headers = {name.lower(): glob for name, glob in (header or {}).items()}
-        return cls(methods, kinds, set_globs, headers, dict(query or {}))
+        self._globs = {name: glob for name, glob in globs.items() if glob is not None}
+        self._header = {name.lower(): glob for name, glob in (header or {}).items()}
+        self._query = query or {}
 
     def matches(self, subject: Entry | Request) -> bool:
         """Report whether an exchange, or the request of an exchange, satisfies the condition."""
@@ -238,51 +187,41 @@ class Selector(NamedTuple):
         if self.kinds and subject.kind not in self.kinds:
             return False
 
-        for name, glob in self.globs.items():
-            if name == "host":
-                value = subject.header("host")
-            elif name == "path":
-                value = subject.target.partition("?")[0]
-            else:
-                value = getattr(subject, name)
-            if not _fits_glob(value, glob):
-                return False
-
-        for name, glob in self.header.items():
-            value = subject.header(name)
-            if not value or not _fits_glob(value, glob):
-                return False
-
         query = dict(subject.query)
-        return all(
-            name in query and _fits_glob(query[name], glob) for name, glob in self.query.items()
-        )
+        values: list[tuple[str | None, str]] = [
+            *((_value(subject, name), glob) for name, glob in self._globs.items()),
+            *((subject.header(name) or None, glob) for name, glob in self._header.items()),
+            *((query.get(name), glob) for name, glob in self._query.items()),
+        ]
+        return all(value is not None and fnmatchcase(value, glob) for value, glob in values)
 
     def __str__(self) -> str:
-        words = [" ".join(sorted(self.methods)), " ".join(sorted(self.kinds))]
-        words += [f"{name}={as_rule_text(glob)}" for name, glob in self.globs.items()]
-        words += [f"header.{name}={as_rule_text(glob)}" for name, glob in self.header.items()]
-        words += [f"query.{name}={as_rule_text(glob)}" for name, glob in self.query.items()]
-        return " ".join(word for word in words if word) or "any"
+        words = [*self.methods, *self.kinds]
+        words += [f"{name}={glob}" for name, glob in self._globs.items()]
+        words += [f"header.{name}={glob}" for name, glob in self._header.items()]
+        words += [f"query.{name}={glob}" for name, glob in self._query.items()]
+        return " ".join(words) or "any"
 
 
-def _fits_glob(value: str, glob: str) -> bool:
-    return fnmatchcase(value, glob) if _WILDCARD.search(glob) else value == glob
+def _value(subject: Entry | Request, name: str) -> str:
+    if name == "host":
+        return subject.header("host")
+    if name == "path":
+        return subject.target.partition("?")[0]
+    return str(getattr(subject, name))
 
 
 class Entries(list[Entry]):
     """Some exchanges of a journal, with assertions about them.
 
-    An assertion that does not hold raises AssertionError, whose message lists the exchanges.
+    `meant` says in words which they are. An assertion that does not hold raises AssertionError,
+    whose message lists the exchanges, or counts `others` if there are none.
     """
 
-    def __init__(
-        self, entries: Iterable[Entry], meant: str, journal: Journal | None = None
-    ) -> None:
+    def __init__(self, entries: Iterable[Entry], meant: str, others: Iterable[Entry] = ()) -> None:
         super().__init__(entries)
-        # The selector as text, for messages.
         self.meant = meant
-        self._journal = journal
+        self._others = others
 
     def exactly(self, number: int) -> Entries:
         """Assert that there are exactly `number` entries."""
@@ -305,28 +244,17 @@ class Entries(list[Entry]):
 
         The assertion fails if either side is empty.
         """
-        others = list(others)
-        late = [(entry, other) for entry in self for other in others if not before(entry, other)]
-        if late or not self or not others:
-            pairs = "\n".join(
-                f"    {entry}\n  was not answered before\n    {other}" for entry, other in late[:5]
-            )
-            raise AssertionError(
-                f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{pairs}"
-            )
+        pairs = [*itertools.product(self, others)]
+        late = [pair for pair in pairs if not before(*pair)]
+        if late or not pairs:
+            listed = [f"    {one}\n  was not answered before\n    {other}" for one, other in late]
+            text = "\n".join(listed[:_SHOWN])
+            raise AssertionError(f"{self.meant} before others, of {len(pairs)} pairs:\n{text}")
         return self
-
-    def connections(self) -> int:
-        """Count the connections of these requests."""
-        return len({entry.connection for entry in self})
 
     def bytes_in(self) -> int:
         """Count the bytes of request bodies."""
         return sum(entry.request_bytes for entry in self)
-
-    def bytes_out(self) -> int:
-        """Count the bytes of response bodies."""
-        return sum(entry.response_bytes for entry in self)
 
     def gaps(self) -> list[float]:
         """Return the seconds between the beginnings of consecutive exchanges."""
@@ -335,29 +263,30 @@ class Entries(list[Entry]):
     def _claim(self, holds: bool, claim: str) -> Entries:
         if holds:
             return self
-        lines = [f"{claim} of {self.meant or 'all exchanges'} expected, there are {len(self)}:"]
-        lines += [f"    {entry}" for entry in self[:20]]
-        if len(self) > 20:
-            lines.append(f"    and {len(self) - 20} more")
-        if not self and self._journal is not None:
-            summary = self._journal.summary()
-            lines.append(
-                f"  all there was: {', '.join(f'{n} {name}' for name, n in summary.items())}"
-            )
+        lines = [f"{claim} of {self.meant} expected, there are {len(self)}:"]
+        lines += [f"    {entry}" for entry in self[:_SHOWN]]
+        if len(self) > _SHOWN:
+            lines.append(f"    and {len(self) - _SHOWN} more")
+        if not self:
+            counts = ", ".join(f"{count} {name}" for name, count in _summary(self._others).items())
+            lines.append(f"  all there was: {counts}")
         raise AssertionError("\n".join(lines))
+
+
+def _summary(entries: Iterable[Entry]) -> dict[str, int]:
+    return dict(sorted(Counter(f"{entry.method} {entry.kind}" for entry in entries).items()))
 
 
 class Journal:
     """The exchanges of one server."""
 
-    def __init__(self, now: Callable[[], float] = clock) -> None:
+    def __init__(self) -> None:
         self.entries: list[Entry] = []
         # Number of TLS greetings on a port without TLS. A client that sends one guesses the scheme
         # (docs/protocol-facts.md R9).
         self.hellos = 0
-        # Descriptions of requests that no correct client sends (`Uploads._refuse_mistake`).
+        # Descriptions of requests that the site has refused because no correct client sends them.
         self.violations: list[str] = []
-        self._now = now
 
     def open(self, request: Request) -> Entry:
         """Add an entry for a request whose head has arrived."""
@@ -370,9 +299,9 @@ class Journal:
             repository=request.repository,
             reference=request.reference,
             query=dict(request.query),
-            headers={name: request.header(name) for name, _ in request.headers if name in _KEPT},
+            headers={name: request.header(name) for name, _ in request.headers},
             scheme=request.scheme,
-            time=self._now(),
+            time=clock(),
         )
         self.entries.append(entry)
         return entry
@@ -385,7 +314,7 @@ class Journal:
         entry.status = status
         entry.response_headers = headers
         entry.ended = next(_ORDER)
-        entry.ended_time = self._now()
+        entry.ended_time = clock()
 
     def matching(
         self,
@@ -402,14 +331,13 @@ class Journal:
     ) -> Entries:
         """Return the entries that satisfy all conditions (see `Selector`)."""
         globs = {"repository": repository, "reference": reference, "host": host, "path": path}
-        selector = Selector.of(method, kind, header=header, query=query, **globs)
-        entries = [
-            entry
-            for entry in tuple(self.entries)
-            if selector.matches(entry) and status in (None, entry.status)
+        selector = Selector(method, kind, header=header, query=query, **globs)
+        entries = tuple(self.entries)
+        matching = [
+            entry for entry in entries if selector.matches(entry) and status in (None, entry.status)
         ]
         meant = str(selector) + (f" -> {status}" if status is not None else "")
-        return Entries(entries, meant, self)
+        return Entries(matching, meant, entries)
 
     def count(
         self,
@@ -424,9 +352,7 @@ class Journal:
 
     def summary(self) -> dict[str, int]:
         """Count the entries by method and kind, as in {"GET manifest": 1}."""
-        return dict(
-            sorted(Counter(f"{entry.method} {entry.kind}" for entry in tuple(self.entries)).items())
-        )
+        return _summary(tuple(self.entries))
 
     def connections(self) -> int:
         """Count the connections that carried at least one request."""
@@ -448,26 +374,5 @@ class Journal:
 
     def check(self) -> None:
         """Raise AssertionError if a client has sent a request that no correct client sends."""
-        if self.violations:
-            raise AssertionError(
-                "requests that no correct client sends:\n" + "\n".join(self.violations)
-            )
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.entries))
-
-
-def before(first: Entry, second: Entry) -> bool:
-    """Report whether an exchange was answered before another one began, also at another server."""
-    return first.ended is not None and first.ended < second.begun
-
-
-def credentials(*journals: Journal) -> dict[str, set[Sent]]:
-    """Return the places to which each secret was sent at these servers, by secret."""
-    places: dict[str, set[Sent]] = {}
-    for journal in journals:
-        for entry in tuple(journal.entries):
-            place = Sent(entry.origin, entry.repository, entry.kind)
-            for secret in entry.sent_secrets():
-                places.setdefault(secret, set()).add(place)
-    return places
+        listed = "\n".join(self.violations)
+        assert not self.violations, f"requests that no correct client sends:\n{listed}"

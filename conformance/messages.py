@@ -1,12 +1,7 @@
-"""Requests, answers and bodies as values.
+"""Requests, answers and bodies as values; the grammar of names; the form of error bodies.
 
-Owns: `Request`, whose path is parsed once; `Response`; `Content`, whose bytes are kept in pieces
-and hashed as they arrive; the grammar of names; the form of error bodies; values in the text of
-rules.
-May not know: sockets, h11, time, what a registry holds.
-Invariants: the bytes of a blob are never joined or copied on their way in or out. Only manifests,
-which are at most 4 MiB, are ever one object.
-Follows: the OCI distribution specification 1.1.1.
+The bytes of a blob are kept in the pieces in which they arrive, and never joined: only manifests,
+which are at most 4 MiB, are ever one object. Follows the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -14,26 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from email.utils import format_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 __all__ = [
-    "ALGORITHMS",
     "Access",
     "Answer",
     "Content",
     "Headers",
-    "Intercept",
     "Request",
     "Response",
-    "as_rule_text",
     "digest_of",
     "error",
     "errors",
@@ -45,36 +32,27 @@ __all__ = [
 
 Headers = Sequence[tuple[str, str]]
 
-# Repository names and tags (docs/protocol-facts.md section 1.1). The patterns end with `\Z`,
-# because `$` would also match before a final newline.
-_NAME = re.compile(
-    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z"
-)
-_TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
-# Number of hexadecimal digits, by algorithm.
-ALGORITHMS: Mapping[str, int] = {"sha256": 64, "sha512": 128}
-_HEX = re.compile(r"[a-f0-9]+\Z")
-
-# Size of one piece of a stored body in bytes. It is large enough that hashing and receiving take
-# longer than the calls, and small enough that a wrong Content-Length cannot make the harness
-# allocate gigabytes.
-PIECE = 1 << 20
+# Repository names, tags, and digests that this registry can verify (docs/protocol-facts.md
+# section 1.1).
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(f"{_PART}(?:/{_PART})*")
+_TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[a-f0-9]{64}|sha512:[a-f0-9]{128}")
 
 
 def is_name(text: str) -> bool:
     """Report whether `text` is a valid repository name."""
-    return len(text) <= 255 and _NAME.match(text) is not None
+    return len(text) <= 255 and _NAME.fullmatch(text) is not None
 
 
 def is_tag(text: str) -> bool:
     """Report whether `text` is a valid tag."""
-    return _TAG.match(text) is not None
+    return _TAG.fullmatch(text) is not None
 
 
 def is_digest(text: str) -> bool:
     """Report whether `text` is a digest with an algorithm that this registry can verify."""
-    algorithm, _, encoded = text.partition(":")
-    return len(encoded) == ALGORITHMS.get(algorithm, -1) and _HEX.match(encoded) is not None
+    return _DIGEST.fullmatch(text) is not None
 
 
 def digest_of(data: bytes, algorithm: str = "sha256") -> str:
@@ -88,56 +66,27 @@ def has_digest(data: bytes, digest: str) -> bool:
 
 
 class Content:
-    """A sequence of bytes, kept in pieces, with a running sha256. Bytes can only be appended.
-
-    Bytes are appended in one of two ways. Either the caller receives them into the buffer that
-    `room` returns and then calls `advance`, or it passes them to `feed`, which keeps the object.
-    """
+    """A sequence of bytes, kept in pieces, with a running sha256. Bytes can only be appended."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.size = 0  # bytes
-        # All bytes but those in `_open`.
         self._pieces: list[memoryview] = []
-        # The buffer of `room`, of which the first `_used` bytes are filled.
-        self._open: bytearray | None = None
-        self._used = 0
-        self._hash: _Hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         if data:
             self.feed(data)
 
-    def room(self, expected: int) -> memoryview:
-        """Return a buffer for the next bytes. `expected` is the number of bytes still to come."""
-        if self._open is None or self._used == len(self._open):
-            self._seal()
-            self._open = bytearray(max(1, min(expected, PIECE)))
-        return memoryview(self._open)[self._used :]
-
-    def advance(self, count: int) -> None:
-        """Append the first `count` bytes of the buffer that `room` returned."""
-        assert self._open is not None
-        self._hash.update(memoryview(self._open)[self._used : self._used + count])
-        self._used += count
-        self.size += count
-
     def feed(self, data: bytes) -> None:
         """Append `data`, which must not change afterwards."""
-        self._seal()
         self._hash.update(data)
         self._pieces.append(memoryview(data))
         self.size += len(data)
-
-    def _seal(self) -> None:
-        if self._open is not None and self._used:
-            self._pieces.append(memoryview(self._open)[: self._used])
-        self._open = None
-        self._used = 0
 
     def digest(self, algorithm: str = "sha256") -> str:
         """Return the digest of all bytes so far. For sha256 the bytes need not be hashed again."""
         if algorithm == "sha256":
             return f"sha256:{self._hash.hexdigest()}"
         other = hashlib.new(algorithm)
-        for piece in self.pieces():
+        for piece in self._pieces:
             other.update(piece)
         return f"{algorithm}:{other.hexdigest()}"
 
@@ -146,8 +95,7 @@ class Content:
         stop = self.size if stop is None else stop
         views: list[memoryview] = []
         offset = 0
-        tail = [memoryview(self._open)[: self._used]] if self._open is not None else []
-        for piece in [*self._pieces, *tail]:
+        for piece in self._pieces:
             begin = max(start - offset, 0)
             end = min(stop - offset, len(piece))
             if begin < end:
@@ -169,15 +117,15 @@ class Access(NamedTuple):
 
 # The kinds of paths. They are tried in this order, because a repository name may contain a segment
 # `blobs` or `manifests`.
-_ROUTES = (
-    ("ping", re.compile(r"/v2/\Z")),
-    ("upload_start", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/\Z")),
-    ("upload", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/(?P<reference>[^/]+)\Z")),
-    ("blob", re.compile(r"/v2/(?P<name>.+)/blobs/(?P<reference>[^/]+)\Z")),
-    ("manifest", re.compile(r"/v2/(?P<name>.+)/manifests/(?P<reference>[^/]+)\Z")),
-    ("tag_list", re.compile(r"/v2/(?P<name>.+)/tags/list\Z")),
-    ("referrers", re.compile(r"/v2/(?P<name>.+)/referrers/(?P<reference>[^/]+)\Z")),
-)
+_ROUTES = {
+    "ping": re.compile("/v2/"),
+    "upload_start": re.compile("/v2/(?P<repository>.+)/blobs/uploads/"),
+    "upload": re.compile("/v2/(?P<repository>.+)/blobs/uploads/(?P<reference>[^/]+)"),
+    "blob": re.compile("/v2/(?P<repository>.+)/blobs/(?P<reference>[^/]+)"),
+    "manifest": re.compile("/v2/(?P<repository>.+)/manifests/(?P<reference>[^/]+)"),
+    "tag_list": re.compile("/v2/(?P<repository>.+)/tags/list"),
+    "referrers": re.compile("/v2/(?P<repository>.+)/referrers/(?P<reference>[^/]+)"),
+}
 
 
 @dataclass
@@ -203,13 +151,13 @@ class Request:
         path, _, query = self.target.partition("?")
         self.path = unquote(path)
         self.query = parse_qsl(query, keep_blank_values=True)
-        for kind, route in _ROUTES:
-            match = route.match(self.path)
+        for kind, route in _ROUTES.items():
+            match = route.fullmatch(self.path)
             if match:
-                groups = match.groupdict()
+                found = match.groupdict()
                 self.kind = kind
-                self.repository = groups.get("name") or ""
-                self.reference = groups.get("reference") or ""
+                self.repository = found.get("repository", "")
+                self.reference = found.get("reference", "")
                 break
 
     def header(self, name: str, default: str = "") -> str:
@@ -286,8 +234,6 @@ class Response:
 
 # Bytes are sent as they are, and the connection is closed after them.
 Answer: TypeAlias = "Response | bytes"
-# Returns None, or an awaitable that returns None, to leave the request to the registry.
-Intercept: TypeAlias = "Callable[[Request], Answer | Awaitable[Answer | None] | None]"
 
 
 def errors(
@@ -297,13 +243,11 @@ def errors(
 
     `entries` are tuples of code, message and detail. A detail of None is left out.
     """
-    body_entries = []
-    for code, message, detail in entries:
-        entry: dict[str, object] = {"code": code, "message": message}
-        if detail is not None:
-            entry["detail"] = detail
-        body_entries.append(entry)
-    body = json.dumps({"errors": body_entries}).encode()
+    listed = [
+        {"code": code, "message": message, **({} if detail is None else {"detail": detail})}
+        for code, message, detail in entries
+    ]
+    body = json.dumps({"errors": listed}).encode()
     return Response(status, [("Content-Type", "application/json"), *headers], body)
 
 
@@ -312,25 +256,3 @@ def error(
 ) -> Response:
     """Return an answer with an error body of one entry."""
     return errors(status, [(code, message, detail)], headers)
-
-
-def as_rule_text(value: object) -> str:
-    """Format a value for the description of a fault rule."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}s"
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        value = format_datetime(value, usegmt=True)
-    if isinstance(value, tuple):
-        return ",".join(map(as_rule_text, value))
-    if isinstance(value, bytes):
-        value = value.decode("latin-1")
-
-    text = str(value)
-    is_word = text not in ("", "-") and not text.endswith(":")
-    if is_word and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text):
-        return text
-    return json.dumps(text)

@@ -13,10 +13,9 @@ from typing import Any
 
 import anyio
 
-from conformance.client.attachments import Family, has_api, referrers_tag
-from conformance.client.graphs import Graph, equal, walk
 from conformance.journal import Entries
-from conformance.providers.personas import imitate
+from conformance.personas import imitate
+from conformance.walks import Family, Graph, equal, has_api, referrers_tag, walk
 from tests.ends import Ran, Virtual, document, only, tags
 
 HOUR = 3600.0

@@ -23,11 +23,11 @@ from urllib.parse import quote, quote_plus
 import anyio
 
 from conformance.clouds.google import make_key
-from conformance.content.images import Seed
+from conformance.http import Reception, Site
+from conformance.images import Seed
 from conformance.messages import Answer, Content, Request, Response
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.exchange import Reception, Site
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
 from tests.ends import Ran, Virtual, basic, document
 
 # The search.

@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from conformance.clouds.aws import ACCOUNT, Aws, Identity, Private
-from conformance.content.images import Seed
+from conformance.http import Reception, Site
+from conformance.images import Seed
 from conformance.messages import Answer, Content, Request, Response
-from conformance.registry.app import App
-from conformance.registry.tokens import read_basic
-from conformance.server.exchange import Reception, Site
+from conformance.registry import App
+from conformance.tokens import read_basic
 from tests.ends import Ran, Virtual, document
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conformance.http import Endpoint
 from conformance.journal import Entry
-from conformance.server.http1 import Endpoint
 from tests.least import Tally
 
 __all__ = ["BYTES", "asked", "costs"]

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from conformance.content.images import Image
+from conformance.images import Image
 from tests.ends import Ran
 from tests.mirrors import Mirror
 

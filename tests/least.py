@@ -39,9 +39,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from conformance.client.attachments import fallback_lists
-from conformance.content.images import EMPTY_CONFIG, Image
+from conformance.images import EMPTY_CONFIG, Image
 from conformance.messages import digest_of
+from conformance.walks import fallback_lists
 
 __all__ = ["Costs", "Repository", "Tally", "Terms", "least"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from conformance.client.attachments import fallback_lists
-from conformance.content.images import Image, Seed
-from conformance.registry.app import App
-from conformance.server.memory import Place
+from conformance.images import Image, Seed
+from conformance.memory import Place
+from conformance.registry import App
+from conformance.walks import fallback_lists
 from tests.ends import Ran, Virtual, document, tags
 from tests.program import report_schema
 

@@ -30,7 +30,7 @@ from unittest import mock
 import anyio
 import anyio.lowlevel
 
-from conformance.server.memory import End, Network
+from conformance.memory import End, Network
 
 ROOT = Path(__file__).resolve().parent.parent
 NEW_YEAR = 1767225600.0  # 2026-01-01, when the time of a virtual run begins, in seconds since 1970

@@ -6,9 +6,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from conformance.content.images import Seed
+from conformance.http import Server
+from conformance.images import Seed
 from conformance.messages import Answer, Request, Response
-from conformance.server.sockets import Server
 from tests.ends import Ran, document, run_regsync, tags
 from tests.program import report_schema
 

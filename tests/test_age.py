@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.copies import push_http
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Answer, Request, Response
+from conformance.walks import push_http
 from tests.ends import Ran, Virtual, document, held, run_regsync, tags
 from tests.mirrors import Mirror, asked
 from tests.program import report_schema

@@ -1,7 +1,7 @@
 """What hangs on an image arrives whole (docs/design.md section 6, rule 15): from registries of every
 kind at registries of every kind, whatever fails on the way, and whoever else has to do with it.
 
-The walks of conformance.client.graphs, by the referrers API or the fallback tag and over cosign's tags,
+The walks of conformance.walks, by the referrers API or the fallback tag and over cosign's tags,
 find the same on both sides; nothing is put before its subject; a second run writes nothing. When an
 image that is there is looked at again is in test_late_signatures.py.
 """
@@ -18,27 +18,26 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
-from conformance.client.attachments import (
+from conformance.faults import Rule
+from conformance.images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose
+from conformance.messages import Answer, Request
+from conformance.personas import LATE, PERSONAS, imitate
+from conformance.programs import skopeo
+from conformance.shapes import Sample, shapes
+from conformance.tokens import TokenService
+from conformance.walks import (
     FAMILIES,
     SBOM,
     SIGNED,
     Family,
+    equal,
     fallback_lists,
     family,
     has_api,
     plain,
     referrers_tag,
+    walk,
 )
-from conformance.client.graphs import equal, walk
-from conformance.content.images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose
-from conformance.content.samples import Sample
-from conformance.content.shapes import shapes
-from conformance.faults.rules import Rule
-from conformance.messages import Answer, Request
-from conformance.programs import skopeo
-from conformance.providers.personas import PERSONAS, imitate
-from conformance.providers.referrers import LATE
-from conformance.registry.tokens import TokenService
 from tests.attached import MOVES, Scene
 from tests.ends import Ran, Virtual, document, only, run_regsync, tags
 from tests.mirrors import SIGNATURE, Mirror, SignedMirror

@@ -14,11 +14,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
-from conformance.client.copies import push_http
-from conformance.content.images import OCI_INDEX, Image, Seed
+from conformance.images import OCI_INDEX, Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
-from conformance.registry.tokens import TokenService
+from conformance.tokens import TokenService
+from conformance.walks import FAMILIES, family, has_api, push_http, referrers_tag
 from tests.attached import MOVES, Scene
 from tests.ends import Ran, Virtual, document, only, run_regsync, stopped_at, tags
 from tests.mirrors import (
@@ -270,7 +269,7 @@ async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(mirror):
 
 @pytest.mark.parametrize("part", ["blob", "manifest", "child"])
 async def test_what_the_recipe_says_mends_an_image(mirror, part):
-    """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
+    """docs/recipes.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
     child = mirror.seed.image()
     top = mirror.seed.index([child, mirror.seed.image(architecture="arm64")])
     top.load_into(mirror.source.app, "app", "v1", "v2")

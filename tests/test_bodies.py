@@ -16,16 +16,14 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
-from conformance.content.streams import Stream
+from conformance.http import Reception
+from conformance.images import Image, Seed, Stream
 from conformance.journal import Entry
+from conformance.memory import Link
 from conformance.messages import Answer, Content, Request, Response, error
-from conformance.providers.ecr import LAG
-from conformance.registry.app import App
-from conformance.registry.measuring import MeasuringApp
-from conformance.registry.tokens import TokenService
-from conformance.server.exchange import Reception
-from conformance.server.memory import Link
+from conformance.personas import LAG
+from conformance.registry import App, MeasuringApp
+from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, only, tags
 from tests.mirrors import Mirror
 
@@ -1135,6 +1133,17 @@ async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
     else:
         assert ran.status == 4
         assert "AUTH_ERROR" in only(ran.failed)
+
+
+async def test_a_login_that_ends_before_the_first_piece_comes_is_renewed_for_the_body(transfer):
+    tokens = TokenService({"u": "p"}, expires_in=None, lifetime=70, now=anyio.current_time)
+    way = transfer(SIZE, auth=tokens)
+    way.registries["target"] = {"url": way.target.url, **LOGIN}
+    way.on_pull().delay(50)
+    way.on_pull().delay(50, after=0)
+    way.arrived(await way.copy())
+    assert [each.status for each in way.sends()] == [201]
+    assert len(way.pulls()) == 1
 
 
 async def test_a_stray_basic_challenge_does_not_make_passwords_travel(transfer):

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from conformance.content.images import Image, Seed
-from conformance.server.sockets import Server
+from conformance.http import Server
+from conformance.images import Image, Seed
 from tests.ends import (
     ROOT,
     Ran,

@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import anyio
 import pytest
 
-from conformance.content.fleets import LARGE, Fleet
-from conformance.content.images import Image, Seed, compose_index, encode
-from conformance.content.shapes import shapes
-from conformance.content.streams import Stream
+from conformance.images import LARGE, Fleet, Image, Seed, Stream, compose_index, encode
+from conformance.memory import Place
 from conformance.messages import Answer, Request, digest_of
-from conformance.registry.app import App
-from conformance.registry.measuring import Measured, MeasuringApp
-from conformance.server.memory import Place
+from conformance.registry import App, Measured, MeasuringApp
+from conformance.shapes import shapes
 from tests.costs import costs
 from tests.ends import Virtual, document, held, only, tags
 from tests.least import Repository, Terms, least
@@ -60,7 +58,7 @@ def everything(place: Place) -> dict[str, bytes]:
 
 # One image. What the catalogue of shapes itself promises is in conformance/tests/test_shapes.py.
 
-LENGTHY = ("index-of-1000", "1000-layers", "referrers-many")  # thousands of requests
+LENGTHY = ("index-of-1000", "1000-layers")  # thousands of requests
 VALID = [
     thorough(pytest.param(name)) if name in LENGTHY else name
     for name, shape in shapes().items()
@@ -292,9 +290,11 @@ async def test_a_filtered_index_is_written_in_these_very_bytes(copies):
     """No release may write others, since every target would be pushed anew."""
     extra = {"zulu": "é", "alpha": [1, None]}
     copies.push("v1", Seed(7).index(spacing="indent", extra=extra, annotations={"k": "v"}))
-    await copies.copy("app:v1", *options(["linux/amd64", "linux/arm64"]))
+    ran = await copies.copy("app:v1", "-v", *options(["linux/amd64", "linux/arm64"]))
     golden = "sha256:7300796ab05df86cdf9940eeaeb468745b0093291f3a106b9cb92e0cd4c5a61a"
     assert copies.target.app.tags("app") == {"v1": golden}
+    told = "info: source.test/app: the index is trimmed to `platforms`, so its digest at the target is "
+    assert told + golden in ran.err
 
 
 async def test_a_nested_index_is_trimmed_inside(copies):
@@ -374,6 +374,7 @@ async def test_layers_shared_by_repositories_are_uploaded_once_and_mounted(copie
     )
 
 
+@pytest.mark.provokes("source_written")
 async def test_within_one_registry_all_is_mounted(copies):
     copies.target = copies.source
     image = copies.push("v1", copies.seed.index())
@@ -389,6 +390,7 @@ async def test_within_one_registry_all_is_mounted(copies):
     }
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 500])
 async def test_a_refused_mount_is_followed_by_a_plain_upload(copies, status):
     copies.target = copies.source
@@ -474,6 +476,18 @@ async def test_tags_of_one_image_move_it_once_and_versions_go_first(copies):
     assert next(each for each in copies.puts() if each in names) == "v1.2.0"
     now = dict.fromkeys(names, image)
     check_least(copies, Repository("app", now, [{}], is_listed=False))
+
+
+async def test_the_blobs_that_most_images_need_go_first(copies):
+    """The first image has 24 layers of its own, of which 16 may begin before another one is known."""
+    own, shared = ([copies.seed.layer(size) for _ in range(24)] for size in (100, 5000))
+    copies.push("v0", copies.seed.image(layers=own + shared))
+    copies.push("v1", copies.seed.image(layers=shared))
+    ran = await copies.sync_tags("v*")
+    assert ran.statuses() == ["synced"] * 2
+    sent = [each.query["digest"] for each in copies.target.journal.matching("PUT", "upload")]
+    places = [sorted(sent.index(digest_of(layer)) for layer in layers) for layers in (own, shared)]
+    assert mean(places[0][-8:]) > mean(places[1])
 
 
 async def test_an_index_waits_for_children_that_other_tags_bring(copies):

@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.attachments import referrers_tag
-from conformance.content.images import OCI_INDEX, Image
+from conformance.images import OCI_INDEX, Image
+from conformance.memory import Place
 from conformance.messages import Answer, Request, Response, error
-from conformance.registry.tokens import TokenService
-from conformance.server.memory import Place
+from conformance.tokens import TokenService
+from conformance.walks import referrers_tag
 from tests.ends import Ran, Virtual, held, only, tags
 from tests.mirrors import (
     SBOM,

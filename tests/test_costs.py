@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conformance.client.attachments import fallback_lists
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
+from conformance.walks import fallback_lists
 from tests.costs import BYTES, asked, costs
 from tests.ends import Virtual, held, tags
 from tests.least import Costs, Repository, Tally, Terms, least

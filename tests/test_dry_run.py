@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.registry.tokens import TokenService
+from conformance.tokens import TokenService
 from tests.ends import Ran, tags
 from tests.mirrors import SBOM, SIGNATURE, WRITES, Mirror, asked
 

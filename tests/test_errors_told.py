@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
 from tests.ends import Peer, Ran, Start, Talk, Virtual, document, run_regsync, tags
 
 USER, SECRET = "captain", "hunter2"

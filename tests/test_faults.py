@@ -31,12 +31,12 @@ import anyio
 import anyio.abc
 import pytest
 
-from conformance.content.images import Seed
-from conformance.faults.rules import Rule
+from conformance.faults import Rule
+from conformance.images import Seed
+from conformance.memory import Place
 from conformance.messages import Answer, Request, digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
-from conformance.server.memory import Place
+from conformance.registry import App
+from conformance.tokens import TokenService
 from tests import ends
 from tests.ends import Ran, Virtual, document, held, started, tags, virtual
 from tests.thinning import thinned, thorough

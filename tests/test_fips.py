@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from tests.builds import PYTHONS, SETUP, Host, python, run
 from tests.ends import Start, clear, document, held, tags
 from tools import check, fips_provider

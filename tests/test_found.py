@@ -20,13 +20,13 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
-from conformance.audit.rules import RULES
-from conformance.client.attachments import referrers_tag
-from conformance.content.images import OCI_INDEX, Image, Seed
+from conformance.audit import RULES
+from conformance.images import OCI_INDEX, Image, Seed
+from conformance.memory import Link
 from conformance.messages import Answer, Request, Response
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.memory import Link
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
+from conformance.walks import referrers_tag
 from tests.ends import Ran, held, only, stopped_at, tags, virtual
 from tests.mirrors import SBOM, SIGNATURE, WRITES, Mirror
 

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.content.images import Image, Seed, encode
+from conformance.http import Reception, Site
+from conformance.images import Image, Seed, encode
 from conformance.messages import Answer, Content, Request, Response
-from conformance.registry.app import App
-from conformance.registry.storage import OCI_INDEX, OCI_MANIFEST
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.exchange import Reception, Site
+from conformance.registry import App
+from conformance.storage import OCI_INDEX, OCI_MANIFEST
+from conformance.tokens import BasicAuth, TokenService
 from tests.ends import ROOT, Ran, Virtual, basic, copy, document, held, only, sync, tags
 
 USER, SECRET, IDENTITY = "captain", "Xyzzy-0pen-Sesame", "Identity-0f-Captain"

@@ -15,10 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed, encode
+from conformance.images import Image, Seed, encode
 from conformance.messages import Answer, Request, Response, error
-from conformance.registry.storage import OCI_INDEX, OCI_MANIFEST
-from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.storage import OCI_INDEX, OCI_MANIFEST
+from conformance.tokens import BasicAuth, TokenService
 from tests.ends import (
     Peer,
     Ran,

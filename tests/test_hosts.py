@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import trustme
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from tests.builds import NOBODY, PYTHONS, python
 from tests.ends import Start, clear, document, held, program, tags
 from tests.program import Chosen

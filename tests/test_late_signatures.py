@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.attachments import referrers_tag
-from conformance.server.memory import Link
+from conformance.memory import Link
+from conformance.walks import referrers_tag
 from tests.ends import Ran, Virtual, stopped_at, tags
 from tests.mirrors import SignedMirror, asked
 from tests.states import rows

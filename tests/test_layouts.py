@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from conformance.client.copies import fetch_http, identical
-from conformance.content.images import Seed
-from conformance.content.shapes import shapes
+from conformance.images import Seed
 from conformance.programs import skopeo
-from conformance.registry.app import App
+from conformance.registry import App
+from conformance.shapes import shapes
+from conformance.walks import fetch_http, identical
 from tests.ends import held, only, run_regsync, tags
 from tests.layouts import (
     FULL_NAME,
@@ -490,6 +490,23 @@ async def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(mirror, tmp
     assert (await mirror.run("sync", "--locked")).statuses() == ["synced"] * 2
 
 
+async def test_what_a_directory_has_is_staged_for_nobody(mirror, world):
+    mirror.push("v1", mirror.seed.image(sizes=(1_500_000,)))
+    await mirror.outside(V1)
+    plain = world.edge()
+    calls = list[str]()
+
+    async def note(function, *arguments):
+        calls.append(function.__name__)
+        return await plain.in_thread(function, *arguments)
+
+    world.edge = lambda env=None: plain._replace(in_thread=note)
+    ends = {"source": DISK, "other": world.registry("other.test")}
+    ran = await mirror.sync(V1, registries=ends, defaults={"targets": ["target", "other"]})
+    assert ran.statuses() == ["synced"] * 2
+    assert {*calls} == {"readinto"}
+
+
 # `from: "*"`: all repositories of a layout, without a mapping for each of them.
 
 WHOLE = {"from": "*", "tags": tags("v*")}
@@ -521,6 +538,14 @@ async def test_a_disk_that_is_not_there_is_told_before_anything_is_tried(mirror,
     assert "error: CONFIG_ERROR: mappings[0]: " in ran.err
     assert "hint: check the path, and whether the disk is mounted" in ran.err
     assert not mirror.target.journal.entries
+
+
+async def test_a_disk_that_is_not_mounted_is_not_written_below_its_mount_point(mirror):
+    mirror.push("v1")
+    ran = await mirror.copy("http://source.test/app:v1", f"{mirror.layout}/mirror//app:v1")
+    assert "No such file or directory" in only(ran.failed)
+    assert "hint: mount the disk, or make the directory above it" in ran.err
+    assert not mirror.disk.exists()
 
 
 async def test_a_disk_without_images_is_a_warning(mirror):
@@ -646,7 +671,7 @@ def test_oras_and_we_write_one_layout_by_turns(source, tmp_path):
 
 
 SHAPES = [pytest.param(each, id=each.name) for each in shapes().values() if not each.refused]
-LARGE = {"index-of-1000", "1000-layers", "referrers-many"}  # each takes as long as all others
+LARGE = {"index-of-1000", "1000-layers"}  # each takes as long as all others
 
 
 # A layout does not look into what it keeps: an ordinary run has every fifth shape.

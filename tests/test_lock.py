@@ -13,11 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.attachments import FAMILIES, family, referrers_tag
-from conformance.client.copies import fetch_http, identical, push_http
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response
-from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.tokens import BasicAuth, TokenService
+from conformance.walks import FAMILIES, family, fetch_http, identical, push_http, referrers_tag
 from tests.attached import Scene
 from tests.ends import Ran, Virtual, document, only, run_regsync, tags
 from tests.mirrors import SBOM, SIGNATURE, LockedMirror, asked

@@ -17,10 +17,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from conformance.clouds.aws import Private
-from conformance.content.images import Seed
+from conformance.images import Seed
+from conformance.memory import Link
 from conformance.messages import Answer, Request, Response, error
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.memory import Link
+from conformance.tokens import BasicAuth, TokenService
 from tests.clouds import ECR, IMDS, PRIVATE, InAws, answer_first
 from tests.ends import document, only, tags
 from tests.mirrors import Mirror
@@ -545,6 +545,7 @@ async def test_what_is_missing_at_a_source_is_an_error(checked):
     assert (ran.status, mirror.error(rows, "source", "another")) == (4, "SOURCE_ERROR")
 
 
+@pytest.mark.provokes("source_written")
 async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_never(checked):
     mirror = checked("a", "b")
     back = {"targets": ["source"]}

@@ -27,9 +27,9 @@ from conformance.clouds.azure import (
     Exchange,
     Identity,
 )
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Request, Response
-from conformance.providers.personas import imitate
+from conformance.personas import imitate
 from tests.clouds import Asked, Machine, answer_first, hear
 from tests.ends import basic, only, tags
 

@@ -14,10 +14,10 @@ import pytest
 from conformance.clouds.aws import Aws, Private, Public
 from conformance.clouds.azure import Identity
 from conformance.clouds.google import google
-from conformance.content.images import Seed
-from conformance.providers.personas import imitate, persona
-from conformance.server.names import names
-from conformance.server.sockets import run_in_thread
+from conformance.http import run_in_thread
+from conformance.images import Seed
+from conformance.names import names
+from conformance.personas import imitate, persona
 from tests.clouds import ECR, PRIVATE, STS
 from tests.ends import held, only, program
 

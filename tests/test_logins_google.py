@@ -23,7 +23,7 @@ from google.auth.compute_engine import _metadata
 
 from conformance.clouds.google import CLIENT, HOSTS, METADATA, Google, GoogleTokens, make_key
 from conformance.messages import Response
-from conformance.registry.tokens import read_basic
+from conformance.tokens import read_basic
 from tests.clouds import Asked, Fixed, Machine, answer_first, hear
 from tests.ends import only
 

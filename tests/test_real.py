@@ -22,13 +22,13 @@ from typing import Any
 
 import pytest
 
-from conformance.client.copies import fetch_http, identical, push_http
-from conformance.content.images import Image, Seed
-from conformance.content.shapes import shapes
+from conformance.images import Image, Seed
 from conformance.messages import digest_of
+from conformance.names import names
+from conformance.personas import persona
 from conformance.programs import HTPASSWD, PASSWORD, USER, skopeo
-from conformance.providers.personas import persona
-from conformance.server.names import names
+from conformance.shapes import shapes
+from conformance.walks import fetch_http, identical, push_http
 from tests.ends import (
     Ran,
     basic,

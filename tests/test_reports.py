@@ -13,7 +13,7 @@ import html5lib
 import pytest
 from markdown_it import MarkdownIt
 
-from conformance.content.images import Seed, encode
+from conformance.images import Seed, encode
 from tests.ends import Ran, load_numbered, run_regsync, sync, tags
 from tests.ends import document as configuration
 from tests.published import check, mixed_run

@@ -14,10 +14,10 @@ from collections import Counter
 import anyio
 import pytest
 
-from conformance.content.images import Image, Part, Seed, compose
+from conformance.images import Image, Part, Seed, compose
 from conformance.messages import Answer, Request, Response, digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
+from conformance.registry import App
+from conformance.tokens import TokenService
 from tests.ends import Ran, document, held, only, tags
 from tests.mirrors import Mirror, asked
 from tests.states import entries

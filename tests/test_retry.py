@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from conformance.content.images import Image
-from conformance.server.memory import Place
+from conformance.images import Image
+from conformance.memory import Place
 from tests.ends import Ran, Virtual, document, held, run_regsync, stopped_at, tags
 from tests.mirrors import Mirror
 from tests.thinning import thorough

@@ -29,9 +29,9 @@ from urllib.parse import quote
 import anyio
 import pytest
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Request, Response
-from conformance.registry.tokens import BasicAuth
+from conformance.tokens import BasicAuth
 from tests.canaries import (
     ACR,
     ECR,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from tests.ends import Ran, Virtual, drop_state, held, tags
 from tests.mirrors import Mirror, asked

@@ -26,9 +26,9 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.content.images import Seed
-from conformance.registry.app import App
-from conformance.server.sockets import run_in_thread
+from conformance.http import run_in_thread
+from conformance.images import Seed
+from conformance.registry import App
 from tests.builds import NOBODY
 from tests.program import Chosen, Ran, run_process
 

@@ -21,9 +21,9 @@ from unittest import mock
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
+from conformance.memory import Link
 from conformance.messages import Request, digest_of
-from conformance.server.memory import Link
 from tests.ends import Ran, Virtual, document, held, only, stopped_at, tags
 from tests.mirrors import WRITES, Mirror
 from tests.program import ROOT, words

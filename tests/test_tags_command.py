@@ -10,11 +10,11 @@ import json
 import jsonschema
 import pytest
 
-from conformance.content.images import Seed
+from conformance.http import Server
+from conformance.images import Seed
 from conformance.messages import Response, error
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.sockets import Server
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
 from tests.ends import Ran, Start, Virtual, held, only, run_regsync
 from tests.program import report_schema
 

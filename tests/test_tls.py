@@ -18,13 +18,12 @@ import anyio
 import pytest
 import trustme
 
-from conformance.content.images import Seed
+from conformance.http import Gone, Server
+from conformance.images import Seed
+from conformance.memory import Link, MemoryConnection, Place
 from conformance.messages import Request, Response
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
-from conformance.server.connection import Gone
-from conformance.server.memory import Link, MemoryConnection, Place
-from conformance.server.sockets import Server
+from conformance.registry import App
+from conformance.tokens import TokenService
 from tests.ends import (
     Peer,
     Ran,

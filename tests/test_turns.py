@@ -16,10 +16,10 @@ from datetime import datetime, timezone
 import anyio
 import pytest
 
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
+from conformance.memory import Link
 from conformance.messages import Answer, Request, error
-from conformance.registry.tokens import TokenService
-from conformance.server.memory import Link
+from conformance.tokens import TokenService
 from tests.ends import Virtual, document, held, load_numbered, only, run_regsync, started, tags
 from tests.mirrors import Mirror, asked
 
@@ -257,6 +257,7 @@ def sent(place) -> Counter[str]:
     )
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize(("permits", "slots"), [(2, 1), (2, 50), (3, 2), (5, 50)])
 async def test_opposite_mappings_between_two_hosts_end(mirror, permits, slots):
     one, two = mirror.source, mirror.target
@@ -275,6 +276,7 @@ async def test_opposite_mappings_between_two_hosts_end(mirror, permits, slots):
     assert max(sent(one).values()) == max(sent(two).values()) == 1
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize("slots", [1, 50])
 async def test_mappings_within_one_host_end_and_send_nothing(mirror, slots):
     place = mirror.source

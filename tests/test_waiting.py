@@ -18,15 +18,15 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
+from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, digest_of, error
+from conformance.personas import Persona, Provider
 from conformance.programs import docker_registry
-from conformance.providers.personas import Persona, Provider
-from conformance.providers.rates import Cap
-from conformance.registry.app import App
-from conformance.registry.tokens import Challenge, TokenService, plain
-from conformance.server.memory import Link, Place
+from conformance.rates import Cap
+from conformance.registry import App
+from conformance.tokens import Challenge, TokenService, plain
+from conformance.walks import ACCEPT, fetch_http, identical, push_http
 from tests.ends import Ran, Virtual, document, held, only, started, stopped_at, tags
 from tests.mirrors import Mirror
 
@@ -85,6 +85,7 @@ def times_of(place: Place, *condition: Any, **more: Any) -> list[float]:
 # Permits: who waits holds nothing.
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize("cap", [2, 3, 5, 50])
 async def test_two_registries_copy_to_each_other_at_once(world, tmp_path, cap):
     link = Link(latency=0.005, bandwidth=20 * MIB)
@@ -99,6 +100,7 @@ async def test_two_registries_copy_to_each_other_at_once(world, tmp_path, cap):
     assert ran.seconds < 60
 
 
+@pytest.mark.provokes("source_written")
 @pytest.mark.provokes("upload_abandoned")
 async def test_chunks_both_ways_between_two_registries_with_one_permit_each_arrive(near):
     """A body that is being read keeps its permit, which the other way's chunk would wait for."""
@@ -217,6 +219,13 @@ async def test_a_registry_gets_a_quarter_of_the_files_that_may_be_open(near, mon
     open_requests = most_open(near.target, 10)
     assert {*(await near.copy()).statuses()} == {"synced"}
     assert max(open_requests) == 10
+
+
+async def test_a_registry_of_which_nothing_is_said_gets_50_requests_at_once(near):
+    near.hold(120, 900, 901, 902)
+    open_requests = most_open(near.target, 50)
+    assert {*(await near.copy()).statuses()} == {"synced"}
+    assert max(open_requests) == 50
 
 
 @pytest.mark.parametrize(("hard", "raised"), [(4096, 4096), (1 << 20, 65536)])

@@ -20,8 +20,8 @@ import anyio
 import pytest
 from trustme import CA
 
-from conformance.content.images import Image, Seed
-from conformance.registry.tokens import TokenService
+from conformance.images import Image, Seed
+from conformance.tokens import TokenService
 from tests.ends import Virtual, document, held, run_regsync, tags
 from tests.program import started
 from tests.watching import INTERVAL, Scene, Step, lines, probe

@@ -29,11 +29,11 @@ import anyio
 import pytest
 from trio._core import _run
 
-from conformance.audit.mistakes import audit, latest, report
-from conformance.content.images import Image, Seed
+from conformance.audit import audit, latest, report
+from conformance.images import Image, Seed
+from conformance.memory import Place
 from conformance.messages import Answer, Request, error
-from conformance.registry.tokens import TokenService
-from conformance.server.memory import Place
+from conformance.tokens import TokenService
 from tests.ends import Virtual, stopped_at, virtual
 from tests.thinning import seeds
 from tests.worlds import (

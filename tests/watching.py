@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.content.images import Image
+from conformance.images import Image
 from tests.ends import Ran, Virtual
 from tests.mirrors import Mirror
 

@@ -23,14 +23,14 @@ from unittest import mock
 
 import anyio
 
-from conformance.audit.mistakes import latest
-from conformance.client.attachments import fallback_lists, referrers_tag
-from conformance.content.images import Image, Seed
+from conformance.audit import latest
+from conformance.images import Image, Seed
+from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, error
-from conformance.providers.rates import Cap, Metered, Rates
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
-from conformance.server.memory import Link, Place
+from conformance.rates import Cap, Metered, Rates
+from conformance.registry import App
+from conformance.tokens import TokenService
+from conformance.walks import fallback_lists, referrers_tag
 from tests import ends
 from tests.ends import Ran, Virtual, held
 from tests.layouts import NAME, blob_path, make_layout

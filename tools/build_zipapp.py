@@ -2,15 +2,11 @@
 """Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program with all that it needs.
 
     python3 tools/build_zipapp.py [--python EXE ...] [--out dist] [--cache build/wheels]
-    python3 tools/build_zipapp.py --check FILE [--python EXE ...]
-
-The second form builds again and says whether a file that somebody else built comes from this source
-(docs/install.md).
 
 The archive is laid out like this:
 
     __main__.py               chooses the tree of the running interpreter; parses on Python 2.7
-    old_python.py             for it, where that is too old: looks for another, or advises
+    old_python.py             for it, where that is too old: looks for another
     build.json                versions: ours, the packages', the interpreters' of the trees
     sbom.cdx.json             the same for inventories: CycloneDX 1.6, with the wheels' hashes and licences
     licenses/<package>/...    their licences
@@ -37,7 +33,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -157,13 +152,15 @@ BUNDLE = (
     ),
 )
 
-# Parsed by Python 2.7 and 3.6 too. Status 3 says that nothing was attempted (README.md, exit
+# Parsed by Python 2.7 and 3.6 too. Status 3 says that nothing was attempted (docs/operations.md, exit
 # statuses).
 MAIN = '''\
 """Start regsync on the modules compiled for this interpreter, where the file has them."""
 import sys
 
 if sys.version_info < (3, 10):
+    import platform
+
     import old_python
 
     old_python.start_newer()
@@ -171,8 +168,8 @@ if sys.version_info < (3, 10):
         "error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python %d.%d (%s)\\n"
         % (sys.version_info[0], sys.version_info[1], sys.executable)
     )
-    if old_python.advice():
-        sys.stderr.write("hint: %s\\n" % old_python.advice())
+    if sys.platform.startswith("linux"):
+        sys.stderr.write("hint: the file regsync-linux-%s needs none\\n" % platform.machine())
     sys.exit(3)
 
 if sys.implementation.name == "cpython":
@@ -188,12 +185,10 @@ sys.exit(regsync.main())
 '''
 
 # Runs in the interpreter that a tree is for. In: JSON list of [name in the archive, source].
-# Out: its version, then each code object, marshalled, as hexadecimal lines.
+# Out: each code object, marshalled, as hexadecimal lines.
 COMPILER = """\
 import json, marshal, sys
-modules = json.load(sys.stdin)
-print("%s %d.%d.%d %s" % ((sys.implementation.name,) + sys.version_info[:4]))
-for name, source in modules:
+for name, source in json.load(sys.stdin):
     print(marshal.dumps(compile(source, name, "exec", 0, True, 0)).hex())
 """
 
@@ -214,15 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", default=os.path.join(ROOT, "dist"), metavar="DIR")
     parser.add_argument("--cache", default=os.path.join(ROOT, "build", "wheels"), metavar="DIR")
-    parser.add_argument(
-        "--check", metavar="FILE", help="say whether FILE is built from this source; write nothing"
-    )
     options = parser.parse_args(argv)
     pythons = options.python or [sys.executable]
     try:
-        if options.check is not None:
-            print(check(options.check, cache=options.cache, pythons=pythons))
-            return 0
         for path in build(options.out, cache=options.cache, pythons=pythons):
             print(f"{path}: {os.path.getsize(path)} bytes")
     except BuildError as error:
@@ -234,33 +223,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(
-    out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str, str] | None = None
-) -> list[str]:
-    """Write both files into `out`, and `SHA256SUMS`; return the paths, the default build's first.
-
-    `patches` are trees' interpreters to be recorded in place of those that compile.
-    """
+def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
+    """Write both files into `out`, and `SHA256SUMS`; return the paths, the default build's first."""
     wheels = {wheel: fetch(wheel, cache) for wheel in BUNDLE}
     interpreters = probe_all(pythons)
-    files = {
-        **sources_of(wheels),
-        "__main__.py": MAIN.encode(),
-        "old_python.py": own_tool("old_python.py"),
-        "build.json": record(interpreters, patches),
-        "sbom.cdx.json": sbom(),
-    }
-    for interpreter in interpreters:
-        files.update(compile_tree(interpreter, sources_for(interpreter, wheels)))
-        # At the root `__main__.py` would take it for that of a tree.
-        files[f"{interpreter.tree}/{IMPORTER}"] = own_tool(IMPORTER)
-
     os.makedirs(out, exist_ok=True)
     paths = []
     for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False)):
-        differing = files_of_build(interpreters, fips=fips)
-        paths.append(write(os.path.join(out, name), {**files, **differing}))
+        files = files_of_build(wheels, interpreters, fips=fips)
+        paths.append(write(os.path.join(out, name), files))
     return [*paths, write_sums(out)]
+
+
+def files_of_build(
+    wheels: Mapping[Wheel, str], interpreters: Sequence[Interpreter], *, fips: bool
+) -> dict[str, bytes]:
+    """Return all files of an archive, by name."""
+    files = {
+        **sources_of_build(wheels, fips=fips),
+        "__main__.py": MAIN.encode(),
+        "old_python.py": own_tool("old_python.py"),
+        "build.json": record(interpreters),
+        "sbom.cdx.json": sbom(),
+    }
+    for interpreter in interpreters:
+        minor = interpreter.version[:2]
+        chosen = {wheel: path for wheel, path in wheels.items() if minor <= wheel.newest}
+        sources = sources_of_build(chosen, fips=fips)
+        sources[IMPORTER] = own_tool(IMPORTER)
+        files.update(compile_tree(interpreter, sources))
+        # At the root `__main__.py` would take it for that of a tree.
+        files[f"{interpreter.tree}/{IMPORTER}"] = own_tool(IMPORTER)
+    return files
+
+
+def sources_of_build(wheels: Mapping[Wheel, str], *, fips: bool) -> dict[str, bytes]:
+    """Return the sources of one of the two builds."""
+    sources = sources_of(wheels)
+    sources[CONSTANTS] = with_constant(sources[CONSTANTS], fips)
+    return sources
 
 
 def sources_of(wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
@@ -273,115 +274,6 @@ def sources_of(wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
     return sources
 
 
-def sources_for(interpreter: Interpreter, wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
-    """Return the files of one interpreter's tree."""
-    minor = interpreter.version[:2]
-    chosen = {wheel: path for wheel, path in wheels.items() if minor <= wheel.newest}
-    sources = {
-        name: data for name, data in sources_of(chosen).items() if not name.startswith("licenses/")
-    }
-    sources[IMPORTER] = own_tool(IMPORTER)
-    return sources
-
-
-def files_of_build(interpreters: Sequence[Interpreter], *, fips: bool) -> dict[str, bytes]:
-    """Return the files in which one build differs from the other."""
-    constants = {CONSTANTS: with_constant(our_sources()[CONSTANTS], fips)}
-    files = dict(constants)
-    for interpreter in interpreters:
-        files.update(compile_tree(interpreter, constants))
-    return files
-
-
-def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
-    """Build again and compare; return which build of this source `path` is, else raise BuildError.
-
-    A release of the same minor version nearly always compiles the same: which one it was is only
-    recorded, and taken from the file. Where a module is compiled differently, the error says so.
-    """
-    recorded = trees_of(path)
-    ours = names_of(probe_all(pythons))
-    if ours.keys() != recorded.keys():
-        wanted = ", ".join(recorded.values())
-        raise BuildError(f"{path} has trees of {wanted}: give these as --python, each once")
-    with tempfile.TemporaryDirectory() as out:
-        *built, _ = build(out, cache=cache, pythons=pythons, patches=recorded)
-        same = [again for again in built if is_same_file(path, again)]
-        if not same:
-            raise not_this_source(path, built, recorded, ours)
-    build_name = os.path.basename(same[0])
-    own_name = os.path.basename(path)
-    if own_name != build_name and own_name in map(os.path.basename, built):
-        raise BuildError(f"{path} has the name of another build: it is {build_name} of this source")
-    note = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
-    return f"{path} is {build_name} of this source, byte for byte{note}"
-
-
-def not_this_source(
-    path: str, built: Sequence[str], recorded: Mapping[str, str], ours: Mapping[str, str]
-) -> BuildError:
-    """Return the error for a file that is none of the builds.
-
-    `recorded` and `ours` say which interpreter compiled each tree, in the file and here.
-    """
-    differing = min((differences(path, again) for again in built), key=len)
-    others = {tree: name for tree, name in recorded.items() if name != ours[tree]}
-    if differing and all(is_bytecode_of(others, name) for name in differing):
-        return BuildError(
-            f"{path} has the sources of this checkout, but {listed(differing)} differ; it says that"
-            f" {', '.join(others.values())} compiled them: give that release as --python"
-        )
-    return BuildError(f"{path} is not built from this source: {listed(differing)} differ")
-
-
-def is_bytecode_of(trees: Mapping[str, str], name: str) -> bool:
-    """Tell whether an entry is the bytecode of a module in one of these trees."""
-    tree, _, module = name.partition("/")
-    return tree in trees and module.endswith(".pyc")
-
-
-def is_same_file(first: str, second: str) -> bool:
-    """Tell whether two files have the same bytes."""
-    with open(first, "rb") as one, open(second, "rb") as other:
-        return one.read() == other.read()
-
-
-def listed(names: Sequence[str]) -> str:
-    """Write the first of these names for a message."""
-    shown = ", ".join(names[:5])
-    if len(names) > 5:
-        shown += f" and {len(names) - 5} more"
-    return shown or "bytes outside of its entries"
-
-
-def trees_of(path: str) -> dict[str, str]:
-    """Read from a built file which interpreters compiled it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            trees = json.loads(archive.read("build.json"))["trees"]
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise BuildError(f"{path} is no file that this builds: {error}") from None
-    if not isinstance(trees, dict) or not all(map(is_interpreter_name, trees.values())):
-        message = "its build.json names no interpreters"
-        raise BuildError(f"{path} is no file that this builds: {message}")
-    return trees
-
-
-def is_interpreter_name(value: object) -> bool:
-    """Tell whether a value of build.json may be shown."""
-    return re.fullmatch(r"CPython \d+\.\d+\.\d+", str(value)) is not None
-
-
-def differences(*paths: str) -> list[str]:
-    """Return the names of entries that are not the same in two files."""
-    contents = []
-    for path in paths:
-        with zipfile.ZipFile(path) as archive:
-            contents.append({name: archive.read(name) for name in archive.namelist()})
-    first, second = contents
-    return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
-
-
 # ---------------------------------------------------------------- packages
 
 
@@ -390,10 +282,6 @@ def fetch(wheel: Wheel, cache: str) -> str:
     path = os.path.join(cache, wheel.file)
     if not os.path.exists(path):
         download(wheel, cache)
-    if not os.path.exists(path):
-        raise BuildError(
-            f"pip fetched another file than {wheel.file} for {wheel.name} {wheel.version}"
-        )
     return verified(path, wheel.sha256)
 
 
@@ -409,12 +297,10 @@ def verified(path: str, sha256: str) -> str:
 
 
 def download(wheel: Wheel, cache: str) -> None:
-    """Let pip fetch one wheel, for the one platform that is pinned, from the index it is set up for."""
-    if importlib.util.find_spec("pip") is None:
-        raise BuildError(
-            f"pip is needed to fetch {wheel.file} and {sys.executable} has none: install python3-pip, run "
-            f"this with .venv/bin/python (tools/check.py makes it), or put the file into {cache}"
-        )
+    """Let pip fetch one wheel, for the one platform that is pinned, from the index it is set up for.
+
+    BuildError when it cannot, and has said why on standard error.
+    """
     os.makedirs(cache, exist_ok=True)
     # Another build may be fetching the same file: each has a directory of its own.
     with tempfile.TemporaryDirectory(dir=cache) as directory:
@@ -427,25 +313,13 @@ def download(wheel: Wheel, cache: str) -> None:
         command += ["--python-version", "3.11", "--abi", "cp311"]
         command += ["--platform", "manylinux2014_x86_64"]
         command += ["--dest", directory, "--requirement", requirements]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         fetched = os.path.join(directory, wheel.file)
-        if os.path.exists(fetched):
-            os.replace(fetched, os.path.join(cache, wheel.file))
-    if done.returncode:
-        reason = why_pip_failed(done.stderr)
-        raise BuildError(f"cannot fetch {wheel.name} {wheel.version}: {reason}")
-
-
-def why_pip_failed(stderr: str) -> str:
-    """Choose the one line of pip's many that says what to do."""
-    if "DO NOT MATCH THE HASHES" in stderr:
-        return "the index offers a file with another sha256 than the pinned one"
-    if re.search(
-        r"NewConnectionError|NameResolutionError|ConnectTimeout|Connection (refused|reset)", stderr
-    ):
-        return "the package index cannot be reached; a filled cache directory builds offline"
-    lines = [line for line in stderr.splitlines() if line.startswith("ERROR: ")]
-    return lines[-1].removeprefix("ERROR: ") if lines else "pip failed without saying why"
+        if not os.path.exists(fetched):
+            raise BuildError(
+                f"pip could not fetch {wheel.file}: without pip or a package index, put it into {cache}"
+            )
+        os.replace(fetched, os.path.join(cache, wheel.file))
 
 
 def unpack(wheel: Wheel, path: str) -> Iterator[tuple[str, bytes]]:
@@ -457,18 +331,13 @@ def unpack(wheel: Wheel, path: str) -> Iterator[tuple[str, bytes]]:
             if name in left_out:
                 left_out.discard(name)
             elif top.endswith(".dist-info"):
-                if is_licence(rest):
+                if re.match(r"(licenses/.*|LICEN[CS]E[^/]*|NOTICE[^/]*)(?<!/)$", rest):
                     licence = rest.removeprefix("licenses/")
                     yield f"licenses/{wheel.name}/{licence}", archive.read(name)
             elif name.endswith(".py") and "/tests/" not in name:
                 yield name, archive.read(name)
     if left_out:
         raise BuildError(f"{wheel.file} has no {', '.join(sorted(left_out))} to leave out")
-
-
-def is_licence(name: str) -> bool:
-    """Tell whether a file of a wheel's .dist-info is one of its licences."""
-    return re.match(r"(licenses/.*|LICEN[CS]E[^/]*|NOTICE[^/]*)(?<!/)$", name) is not None
 
 
 # ---------------------------------------------------------------- our own files
@@ -478,26 +347,14 @@ CONSTANTS = "_regsync/__init__.py"  # the one module in which the builds differ
 
 def our_sources() -> dict[str, bytes]:
     """Read `regsync.py`, and the modules and JSON files of `_regsync` and its sub-packages."""
-    sources = {}
-    for name in ("regsync.py", *package_files()):
-        with open(os.path.join(ROOT, name), "rb") as file:
-            sources[name] = file.read()
-    return sources
-
-
-def package_files() -> list[str]:
-    """Return the modules and JSON files of `_regsync`, with the names that they have in an archive."""
-    names = []
+    paths = [os.path.join(ROOT, "regsync.py")]
     for folder, _, files in os.walk(os.path.join(ROOT, "_regsync")):
-        place = os.path.relpath(folder, ROOT).replace(os.sep, "/")
-        modules = [name for name in files if name.endswith(".py")]
-        documents = [name for name in files if name.endswith(".json")]
-
-        # zipimport knows no packages without this file: the modules would not be found.
-        if modules and "__init__.py" not in modules:
-            raise BuildError(f"{place} has modules and no __init__.py")
-        names += [f"{place}/{name}" for name in (*modules, *documents)]
-    return sorted(names)
+        paths += [os.path.join(folder, name) for name in files if name.endswith((".py", ".json"))]
+    sources = {}
+    for path in sorted(paths):
+        with open(path, "rb") as file:
+            sources[os.path.relpath(path, ROOT).replace(os.sep, "/")] = file.read()
+    return sources
 
 
 def own_tool(name: str) -> bytes:
@@ -545,11 +402,6 @@ class Interpreter:
         return "cp{}{}".format(*self.version)
 
 
-def names_of(interpreters: Sequence[Interpreter]) -> dict[str, str]:
-    """Return how build.json names the interpreter of each tree."""
-    return {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters}
-
-
 def run_isolated(executable: str, code: str, stdin: str = "") -> str:
     """Run `code` where nothing but `stdin` and the interpreter itself can have an influence.
 
@@ -592,10 +444,7 @@ def probe_all(executables: Sequence[str]) -> list[Interpreter]:
 
 def probe(executable: str) -> Interpreter:
     """Ask an interpreter what it is; refuse one that cannot run the program."""
-    try:
-        name, version, magic = json.loads(run_isolated(executable, PROBE))
-    except ValueError:
-        raise BuildError(f"{executable} does not answer like a Python") from None
+    name, version, magic = json.loads(run_isolated(executable, PROBE))
     major, minor, patch, stage, _ = version
     if name != "cpython" or (major, minor) < OLDEST_PYTHON or stage != "final":
         raise BuildError(
@@ -606,11 +455,15 @@ def probe(executable: str) -> Interpreter:
 
 
 def compile_tree(interpreter: Interpreter, sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tree of one interpreter: the bytecode of its modules, and other files."""
-    tree = {f"{interpreter.tree}/{name}": data for name, data in sources.items()}
+    """Return the tree of one interpreter: the bytecode of its modules, and their documents."""
+    tree = {
+        f"{interpreter.tree}/{name}": data
+        for name, data in sources.items()
+        if not name.startswith("licenses/")
+    }
     names = sorted(name for name in tree if name.endswith(".py"))
     modules = json.dumps([[name, tree.pop(name).decode()] for name in names])
-    _, *lines = run_isolated(interpreter.executable, COMPILER, modules).splitlines()
+    lines = run_isolated(interpreter.executable, COMPILER, modules).splitlines()
     header = interpreter.magic + UNCHECKED_HASH
     for name, line in zip(names, lines, strict=True):
         tree[f"{name}c"] = header + bytes.fromhex(line)
@@ -620,13 +473,13 @@ def compile_tree(interpreter: Interpreter, sources: Mapping[str, bytes]) -> dict
 # ---------------------------------------------------------------- the archive
 
 
-def record(interpreters: Sequence[Interpreter], patches: Mapping[str, str] | None = None) -> bytes:
+def record(interpreters: Sequence[Interpreter]) -> bytes:
     """Say, inside the file, what it was made of."""
     packages = {wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE}
     document = {
         "regsync": our_version(),
         "packages": packages,
-        "trees": {**names_of(interpreters), **(patches or {})},
+        "trees": {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters},
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 

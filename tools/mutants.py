@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Change the program in small ways that matter, and see whether the tests notice each of them.
+"""Change the program, and the harness that judges it, in small ways that matter, and see whether the
+tests notice each of them.
 
     python3 tools/mutants.py reach              run the tests once, and note which lines each executes
     python3 tools/mutants.py try                try the mutants that nothing has killed yet
     python3 tools/mutants.py try -k staging     those with the word in their file or title, again
     python3 tools/mutants.py try --generated    the 500 that chance has made, in place of those by hand
 
-A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has those by hand, a
-file for each package. Others are made: a condition is negated, a comparison takes its border in or
-leaves it out, a number is one more, a statement goes. A seed chooses which.
+A mutant is a piece of `_regsync` or `conformance` that is replaced by another one; `mutant_lists/` has
+those by hand, a file for each package. Others are made, of `_regsync` alone: a condition is negated, a
+comparison takes its border in or leaves it out, a number is one more, a statement goes. A seed chooses
+which.
 
-The judges are the tests that know only the boundary (those of tests/ itself) and the pure units
-(tests/unit): of these, those that execute the line, the quick ones first. A kill counts when it happens
-twice, and the test passes twice without the mutant. The verdicts go to build/kills.json, which is gone
+The judges are the tests that know only the boundary (those of tests/ itself), the pure units
+(tests/unit) and the harness's own tests: of these, those that execute the line, the quick ones first. A
+kill counts when the test passes without the mutant. The verdicts go to build/kills.json, which is gone
 on with.
 
 What lives shows that no test cares for what the title says: it takes a test, or the mutant changes
@@ -39,7 +41,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,12 +52,13 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tools" / "mutant_lists"
 PROGRAM = "_regsync"
+HARNESS = "conformance"
 REACH = ROOT / "build" / "reach.json"
 KILLS = ROOT / "build" / "kills.json"
 REASONS = LISTS / "reasons.yaml"
 WITHOUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build", "dist")
 
-# Files of tests that judge nothing of `_regsync`, or take minutes for what others show in seconds.
+# Files of tests that judge nothing of either, or take minutes for what others show in seconds.
 NO_JUDGES = ("build", "documents", "hosts", "layering", "sentences", "static", "static_file")
 
 MADE = 500  # mutants that chance makes
@@ -70,14 +72,14 @@ class Mutant(NamedTuple):
     """One change of one file: `old`, which stands at `start`, becomes `new`."""
 
     breaks: str  # what is no longer so, or what is wrong instead; its title
-    file: str  # below _regsync/
+    file: str  # from the root of the checkout
     old: str
     new: str
     start: int  # characters from the start of the file; -1 where `old` does not stand there once
 
     @property
     def text(self) -> str:
-        return (ROOT / PROGRAM / self.file).read_text("utf-8")
+        return (ROOT / self.file).read_text("utf-8")
 
     @property
     def changed(self) -> str:
@@ -91,7 +93,7 @@ def read_lists() -> list[Mutant]:
     mutants = []
     for path in sorted(LISTS.glob("*.yaml")):
         for row in yaml.safe_load(path.read_text("utf-8")) if path != REASONS else ():
-            file = ROOT / PROGRAM / row["file"]
+            file = ROOT / row["file"]
             text = file.read_text("utf-8") if file.exists() else ""
             is_there = text.count(row["old"]) == 1
             mutants.append(Mutant(**row, start=text.index(row["old"]) if is_there else -1))
@@ -117,7 +119,7 @@ def make_mutants() -> list[Mutant]:
     every: dict[str, Mutant] = {}  # by file and title, of which a verdict has nothing else
     for path in sorted((ROOT / PROGRAM).rglob("*.py")):
         text = path.read_text("utf-8")
-        file = str(path.relative_to(ROOT / PROGRAM))
+        file = str(path.relative_to(ROOT))
         for function in functions_of(ast.parse(text)):
             for node in ast.walk(function):
                 for mutant in changes_of(node, function.name, file, text):
@@ -178,14 +180,14 @@ def judges() -> list[str]:
     """Return the paths of the tests that may judge."""
     return [
         str(path.relative_to(ROOT))
-        for folder in ("tests", "tests/unit")
+        for folder in ("tests", "tests/unit", f"{HARNESS}/tests")
         for path in sorted((ROOT / folder).glob("test_*.py"))
         if path.stem.removeprefix("test_") not in NO_JUDGES
     ]
 
 
 class Noting:
-    """A plugin of pytest: which lines of the program each test executes, and how long it takes."""
+    """A plugin of pytest: which lines each test executes, and how long it takes."""
 
     def __init__(self, directory: Path) -> None:
         import coverage
@@ -193,7 +195,7 @@ class Noting:
         self._coverage = coverage.Coverage(
             data_file=str(directory / "data"),
             data_suffix=True,
-            source=[str(ROOT / PROGRAM)],
+            source=[str(ROOT / PROGRAM), str(ROOT / HARNESS)],
             config_file=False,
         )
         self._times = directory / f"times.{os.getpid()}"
@@ -250,7 +252,7 @@ def note_reach(at_once: int) -> int:
         number_of = {test: number for number, test in enumerate(tests)}
         lines: dict[str, dict[int, list[int]]] = {}
         for path_text in data.measured_files():
-            key = str(Path(path_text).relative_to(ROOT / PROGRAM))
+            key = str(Path(path_text).relative_to(ROOT))
             lines[key] = {
                 line: sorted(number_of[test] for test in contexts if test in number_of)
                 for line, contexts in data.contexts_by_lineno(path_text).items()
@@ -271,20 +273,14 @@ class Reach:
         self._lines: dict[str, dict[str, list[int]]] = read["lines"]
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Return the tests that execute what the mutant changes, in the order in which to ask them:
-        of each function of tests its quickest case; then the others. They took at most so many
-        seconds together when they were noted.
+        """Return the tests that execute what the mutant changes, the quick ones first. They took at
+        most so many seconds together when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
         for line in lines_of(mutant):
             found.update(lines.get(str(line), ()))
-        tests = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
-        cases: defaultdict[str, list[str]] = defaultdict(list)
-        for test in tests:
-            cases[test.partition("[")[0]].append(test)
-        ordered = [each[0] for each in cases.values()]
-        ordered += [test for each in cases.values() for test in each[1:]]
+        ordered = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
 
         chosen = []
         total = 0.0
@@ -296,21 +292,31 @@ class Reach:
         return chosen
 
 
-def lines_of(mutant: Mutant) -> range:
+def lines_of(mutant: Mutant) -> set[int]:
     """Return the numbers of the lines that the mutant changes, or of the smallest statement that
-    has them where it begins before.
+    has them where it begins before; of a constant of the module, those that name it.
     """
     text = mutant.text
     start = text[: mutant.start].count("\n") + 1
     end = start + mutant.old.count("\n")
-    inner = range(start, end + 1)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Return, ast.Assign, ast.Expr, ast.AugAssign, ast.AnnAssign)):
-            first = node.lineno
-            last = node.end_lineno or first
-            if first <= start and end <= last:
-                inner = range(first, last + 1)
-    return inner
+    lines = set(range(start, end + 1))
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Return, ast.Assign, ast.Expr, ast.AugAssign, ast.AnnAssign)):
+            continue
+        first = node.lineno
+        last = node.end_lineno or first
+        if first <= start and end <= last:
+            lines = set(range(first, last + 1))
+            if node in tree.body:  # it is executed before any test
+                named = [each for each in ast.walk(tree) if isinstance(each, ast.Name)]
+                own = {
+                    each.id
+                    for each in named
+                    if each.lineno in lines and isinstance(each.ctx, ast.Store)
+                }
+                lines |= {each.lineno for each in named if each.id in own}
+    return lines
 
 
 # Trying
@@ -357,17 +363,13 @@ def killer_of(mutant: Mutant, tests: Sequence[str], tree: Path) -> str:
         return ""
     with applied(mutant, tree):
         killer = failing(tests, tree)
-        if not killer or not failing([killer], tree):
-            return ""
-    if failing([killer], tree) or failing([killer], tree):
-        return ""
-    return killer
+    return "" if killer and failing([killer], tree) else killer
 
 
 @contextlib.contextmanager
 def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
     """Change the copy, and change it back."""
-    path = tree / PROGRAM / mutant.file
+    path = tree / mutant.file
     text = path.read_text("utf-8")
     ast.parse(mutant.changed, f"{mutant.file} ({mutant.breaks})")  # else all tests would kill it
     path.write_text(mutant.changed, "utf-8")

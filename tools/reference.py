@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write the reference of the configuration into docs/configuration.md, from its JSON Schema.
 
-    python3 tools/reference.py           put it between the markers
-    python3 tools/reference.py --check   exit with 1 where docs/configuration.md has another
+    .venv/bin/python tools/reference.py
 
-tests/unit/test_schema.py holds the schema against what `validate` accepts.
+tests/unit/test_schema.py holds the schema against what `validate` accepts, tests/test_documents.py
+the page against the schema.
 
 Owns: how a key is shown.
 May not know: which keys there are.
@@ -13,24 +13,20 @@ May not know: which keys there are.
 from __future__ import annotations
 
 import json
-import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
-from _regsync.config import schema  # noqa: E402
-
-__all__ = ["main", "reference", "updated"]
+__all__ = ["reference", "updated"]
 
 PAGE = ROOT / "docs" / "configuration.md"
 BEGIN = "<!-- reference: begin -->"
 END = "<!-- reference: end -->"
-# A word, a duration or a size: YAML needs no quotes around it.
-PLAIN = r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B"
+SCHEMA = json.loads((ROOT / "_regsync" / "config.schema.json").read_text(encoding="utf-8"))
 # Sections in reading order, and where each stands; `defaults` takes a mapping's last fields.
 TITLES = {
     "config": "The document",
@@ -59,15 +55,6 @@ TYPES = {
 }
 
 
-def main(argv: Sequence[str]) -> int:
-    """Write or check the reference; return an exit status."""
-    text = PAGE.read_text(encoding="utf-8")
-    if "--check" in argv:
-        return 0 if updated(text) == text else 1
-    PAGE.write_text(updated(text), encoding="utf-8")
-    return 0
-
-
 def updated(readme: str) -> str:
     """Return the page with the reference of now between its markers."""
     before, begin, rest = readme.partition(BEGIN)
@@ -84,29 +71,23 @@ def reference() -> str:
 
 def table(name: str, title: str) -> Iterator[str]:
     """Give the lines of one section's table."""
-    document = schema()
-    section = document if name == "config" else document["$defs"][name]
+    section = SCHEMA if name == "config" else SCHEMA["$defs"][name]
     yield f"| {title} | takes | default | meaning | example |"
     yield "|---|---|---|---|---|"
     for name_of_key, written_key in section["properties"].items():
-        key = resolved(written_key, document)
-        shown = f"`{name_of_key}`" + (
-            " (required)" if name_of_key in section.get("required", ()) else ""
-        )
+        key = resolved(written_key, SCHEMA)
+        required = " (required)" if name_of_key in section.get("required", ()) else ""
         default = f"`{written(key['default'])}`" if key.get("default") not in (None, [], {}) else ""
         example = f"`{written(key['examples'][0])}`" if "examples" in key else ""
         text = key["description"].replace("|", r"\|")
-        yield f"| {shown} | {takes(key)} | {default} | {text} | {example} |"
+        yield f"| `{name_of_key}`{required} | {takes(key)} | {default} | {text} | {example} |"
 
 
 def resolved(key: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """Return a key of a mapping, or that of `defaults` to which it refers."""
-    pointer = key.get("$ref", "").split("/")[1:]
-    if "properties" not in pointer:
-        return key
-    for part in pointer:
-        document = document[part]
-    return document
+    name = key.get("$ref", "").removeprefix("#/$defs/defaults/properties/")
+    found: dict[str, Any] = document["$defs"]["defaults"]["properties"].get(name, key)
+    return found
 
 
 def takes(key: dict[str, Any]) -> str:
@@ -120,16 +101,10 @@ def takes(key: dict[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a default or an example as one writes it: quotes only where YAML wants them."""
-    if isinstance(value, dict):
-        entries = [f"{key}: {written(entry)}" for key, entry in value.items()]
-        return "{" + ", ".join(entries) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
-    if isinstance(value, str) and not re.fullmatch(PLAIN, value):
-        return f'"{value}"'
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return a default or an example as one writes it in YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

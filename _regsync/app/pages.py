@@ -1,6 +1,6 @@
 """The JSON report of a run as Markdown for a CI job, as JUnit XML, and as an HTML page.
 
-A checked report is its JSON document, read by the names of docs/design.md section 10.
+A checked report is its JSON document, read by the names that `regsync schema --report` tells.
 
 Invariants: a report is untrusted. The type of every value is checked, every text becomes one line
 without control characters, and no text becomes markup. Markdown stays below 1 MB, the limit of CI
@@ -203,9 +203,9 @@ class Cause(NamedTuple):
     hint: str | None
     images: Sequence[Json]
 
-    @property
-    def count_text(self) -> str:
-        return "1 image" if len(self.images) == 1 else f"{len(self.images)} images"
+
+def _count(images: Sequence[Json]) -> str:
+    return "1 image" if len(images) == 1 else f"{len(images)} images"
 
 
 def causes_of(run: Json) -> list[Cause]:
@@ -291,7 +291,7 @@ def _markdown_lines(run: Json) -> Iterator[str]:
     for note in notes(run):
         yield f"*{note}*\n"
     for cause in causes_of(run):
-        yield f"### {cause.count_text}: {_span(cause.code)}\n"
+        yield f"### {_count(cause.images)}: {_span(cause.code)}\n"
         yield f"{_markdown(cause.message)}\n"
         if cause.hint:
             yield f"**Remedy:** {_markdown(cause.hint)}\n"
@@ -425,10 +425,10 @@ i.failed, .bar.failed { background: repeating-linear-gradient(45deg, var(--faile
 .lanes { position: relative; overflow: hidden; }
 .bar { position: absolute; border-radius: 2px; min-width: 2px; }
 .ticks { display: flex; justify-content: space-between; }
-.scroll { overflow-x: auto; overflow-wrap: normal; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0;
-  border-bottom: 1px solid var(--line); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: max-content; min-width: 100%; font-size: .9rem; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0; max-width: 36rem;
+  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 code { font: .9em/1.4 ui-monospace, monospace; }
 """
 
@@ -472,7 +472,7 @@ def _causes(run: Json) -> Iterator[str]:
     if causes:
         yield "<h2>Why images failed</h2>"
     for cause in causes:
-        yield f'<section class="cause"><p><strong>{cause.count_text}: {escape(cause.code)}</strong></p>'
+        yield f'<section class="cause"><p><strong>{_count(cause.images)}: {escape(cause.code)}</strong></p>'
         yield f"<p>{escape(cause.message)}</p>"
         if cause.hint:
             yield f"<p><strong>Remedy:</strong> {escape(cause.hint)}</p>"
@@ -522,7 +522,7 @@ def _timelines(run: Json) -> Iterator[str]:
         drawn = heapq.nlargest(
             _MOST_BARS, images, key=lambda each: (each["bytes"], each["duration_s"])
         )
-        text = f"{len(images)} images, {size_text(sum(image['bytes'] for image in images))}"
+        text = f"{_count(images)}, {size_text(sum(image['bytes'] for image in images))}"
         if len(drawn) < len(images):
             text += f"; the {len(drawn)} that moved most are drawn"
         yield f'<h3><code>{escape(registry)}</code> <span class="soft">{text}</span></h3>'

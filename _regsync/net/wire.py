@@ -131,13 +131,14 @@ class Headers(dict[str, str]):
 class Request(NamedTuple):
     """One request to an origin.
 
-    `target` is the path with the query. `headers` exclude Host and Content-Length.
+    `target` is the path with the query. `headers` exclude Host and Content-Length. `body` may be
+    the first piece of a longer one.
     """
 
     method: str
     target: str
     headers: tuple[Header, ...] = ()
-    body: bytes = b""
+    body: bytes | memoryview = b""
 
     def __repr__(self) -> str:
         return "<Request>"  # it holds secrets
@@ -775,16 +776,16 @@ class Pool:
     ) -> Response:
         """Perform one exchange, and return its answer with the body unread. The caller closes it.
 
-        The request's body is `request.body`, or `pieces`. `seconds` limits the wait for the head of
-        the answer after the request is sent (default: `Timeouts.head`). With `is_fresh` no
-        connection is used that was used before; `is_foreign` is that of Connection. If an idle
-        connection turns out to be dead, the request is sent again over a new one.
+        The request's body is `request.body`, and then what `pieces` still has. `seconds` limits the
+        wait for the head of the answer after the request is sent (default: `Timeouts.head`). With
+        `is_fresh` no connection is used that was used before; `is_foreign` is that of Connection. If
+        an idle connection turns out to be dead, the request is sent again over a new one.
 
         `check_may_send` is called after each wait for a new connection. If it raises, nothing more
         is sent. Raises ConnectFailed if no connection can be made, and all errors of
         `check_may_send` and of Connection.exchange.
         """
-        first = memoryview(request.body) if pieces is None else await pieces.next()
+        first = memoryview(request.body)
         seconds = self.timeouts.head if seconds is None else seconds
         lost: Disconnected | None = None
         idle = None if is_fresh else self._take(origin, is_foreign)

@@ -231,7 +231,7 @@ class Call(NamedTuple):
     repository: str
     rights: str = "pull"  # which rights to `repository` its token needs
     headers: tuple[Header, ...] = ()
-    body: bytes = b""
+    body: bytes | memoryview = b""  # or its first piece
 
     # Other repositories that the token must cover too: name and rights.
     other_rights: tuple[tuple[str, str], ...] = ()
@@ -393,6 +393,14 @@ class RegistryClient:
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         return self.limits.lane("upload_finish" if is_whole_body else call.action, area)
 
+    async def _enter(self, call: Call, authorization: str | None) -> Turn:
+        """Wait until a request may be sent, and take its turn."""
+        on_trial = [self._trial] if self.authenticator.is_on_trial(authorization) else []
+        turn: Turn
+        turn, *places = await self._run.gate.enter(self.lane_of(call), *on_trial)
+        turn.places = places
+        return turn
+
     async def exchange(
         self,
         call: Call,
@@ -410,25 +418,28 @@ class RegistryClient:
         """
         refusals: list[bool] = []
         while True:
-            authorization = await self._log_in(call, can_repeat=body is None)
-            if turn is None:
-                on_trial = [self._trial] if self.authenticator.is_on_trial(authorization) else []
-                turn, *places = await self._run.gate.enter(self.lane_of(call), *on_trial)
-                turn.places = places
-            exchange = Exchange(call, call.origin or self.origin, turn, authorization, body)
-            exchange.is_home = exchange.origin == self.origin
-            turn = None  # it ends with the exchange
             try:
-                self._check_login(call, authorization)
+                authorization = await self._log_in(call, can_repeat=body is None)
+                if turn is None:
+                    turn = await self._enter(call, authorization)
+                if body is not None and not body.has_begun:
+                    # This may take so long that the login ends.
+                    call = call._replace(body=await body.next())
+                exchange = Exchange(call, call.origin or self.origin, turn, authorization, body)
+                exchange.is_home = exchange.origin == self.origin
+                self._check_login(exchange)
                 await self._follow(exchange)
-            except LoginExpired:  # it was refused to another request
-                exchange.turn.leave()
-                if body is not None and body.has_begun:
-                    raise
+            except LoginExpired:  # or it was refused to another request
+                # A body keeps its turn, because those of both its ends were taken in one step (I8).
+                if turn is not None and body is None:
+                    turn.leave()
+                    turn = None
                 continue
             except BaseException:
-                exchange.turn.leave()
+                if turn is not None:
+                    turn.leave()
                 raise
+            turn = None  # it ends with the exchange
             if exchange.response.status in ok:
                 return exchange
             async with exchange as response:
@@ -475,7 +486,7 @@ class RegistryClient:
                     seconds=call.seconds,
                     is_fresh=call.is_fresh,
                     is_foreign=origin != self.origin,
-                    check_may_send=partial(self._check_login, call, exchange.authorization),
+                    check_may_send=partial(self._check_login, exchange),
                 )
         except WireError as error:
             if error.side is None:  # otherwise the source of the body has failed, not this host
@@ -507,14 +518,17 @@ class RegistryClient:
                     return header
                 await login.obtain(scopes, for_body=not can_repeat)
 
-    def _check_login(self, call: Call, authorization: str | None) -> None:
+    def _check_login(self, exchange: Exchange) -> None:
         """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
-        was refused to another request, or if the registry has asked another one for a login.
+        of a request has ended or was refused to another one, or if the registry has asked another
+        one for a login.
         """
         self._raise_if_stopped()
-        if call.origin not in (None, self.origin):
+        if not exchange.is_home:
             return  # no login goes there
-        if self.authenticator.header(call.scopes, anyio.current_time()) != authorization:
+        scopes, now = exchange.call.scopes, anyio.current_time()
+        header = self.authenticator.header(scopes, now, for_body=exchange.body is not None)
+        if header != exchange.authorization:
             raise LoginExpired("another request has shown that this one needs another login")
 
     def refresh_login(

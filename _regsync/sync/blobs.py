@@ -32,6 +32,7 @@ from io import FileIO
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 
 from _regsync import edge
 from _regsync.crypto import hash_hex, new_hash
@@ -134,14 +135,30 @@ async def in_memory(body: bytes | memoryview, offset: int = 0) -> Stream:
 async def in_file(path: str, offset: int = 0) -> Stream:
     """Yield the bytes of a staged file. Raises NoRoom if the disk does not give them."""
     buffer = memoryview(bytearray(_SEND_PIECE))
-    read = edge.current().in_thread
+    in_thread = edge.current().in_thread
     try:
         with FileIO(path, opener=open_safely) as file:
             file.seek(offset)
-            while count := await read(file.readinto, buffer):
+            while True:
+                await anyio.lowlevel.checkpoint()
+                count = _read_cached(file, buffer) or await in_thread(file.readinto, buffer)
+                if not count:
+                    return
                 yield buffer[:count]
     except OSError as error:
         raise NoRoom(f"a staged blob cannot be read: {reason_of(error)}") from error
+
+
+def _read_cached(file: FileIO, buffer: memoryview) -> int:
+    """Read what the system has in memory, which is cheaper than to ask a thread. Returns how many
+    bytes; 0: none, or it cannot tell.
+    """
+    try:
+        count = os.preadv(file.fileno(), [buffer], file.tell(), os.RWF_NOWAIT)
+    except (AttributeError, OSError):  # only Linux has it, and not for each file system
+        return 0
+    file.seek(count, os.SEEK_CUR)
+    return count
 
 
 async def in_chunks(stream: Stream, buffer: bytearray) -> Stream:

@@ -6,7 +6,7 @@ Invariants:
 - I10: on a conflict the earlier mapping wins.
 - Each mapping is in exactly one shard. Mappings with a common target repository are in the same
   shard, so that conflicts are detected.
-Follows: docs/design.md sections 2 and 3.
+Follows: docs/design.md section 3, docs/operations.md "How much at the same time".
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Record the outcomes of a run, and derive its report, totals and exit status.
 
-Owns: the report of docs/design.md section 10, the JSON Schema of all documents on standard output,
-the exit statuses of docs/design.md section 2.
+Owns: the report, the JSON Schema of all documents on standard output, the exit statuses.
 May not know: terminals, files, clocks.
 Invariants: every selected image has exactly one outcome.
-Follows: docs/specification.md sections 3, 6 and 7.
+Follows: docs/specification.md sections 3, 6 and 7, docs/design.md sections 2 and 10.
 """
 
 from __future__ import annotations
@@ -325,7 +324,7 @@ class Report:
         requests: Mapping[str, Mapping[str, int]],
         throttled: Mapping[str, int],
     ) -> dict[str, Any]:
-        """Return the JSON report, schema 1 of docs/design.md section 10.
+        """Return the JSON report, schema 1.
 
         `elapsed` is in seconds. `requests` has the number of requests by host and action,
         `throttled` the number of throttled requests by host.

@@ -291,8 +291,6 @@ class Run:
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
-        # Staged files that this run did not write may belong to another process, unless this run
-        # holds the lock of the state. Only then may they be deleted.
         self._staging.close()
         self._layouts.close()
         self._discovery.save_logins()

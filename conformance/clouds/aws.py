@@ -1,10 +1,9 @@
 """AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
 
-Owns: identities with their keys, tokens, expiry times and permissions; the refusals of each
-service.
+Owns: identities with their keys, tokens, expiry times and permissions; signatures; the refusals of
+each service.
 May not know: sockets, any client, what a registry holds (`Private` and `Public` only check logins).
-Invariants: a service accepts only requests exactly as documented. A request that no correct client
-sends is refused and recorded in `journal.violations`. Time is an argument.
+Invariants: a service accepts only requests exactly as documented. Time is an argument.
 Follows: docs/protocol-facts.md section 4.
 """
 
@@ -14,49 +13,48 @@ import base64
 import hashlib
 import hmac
 import itertools
-import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..http import Reception
 from ..messages import Access, Answer, Request, Response, error
-from ..registry.tokens import read_basic, read_form
-from ..server.exchange import Reception, Site, receive_whole
-from .sigv4 import canonical_request, read_claim, signature_of
+from ..tokens import read_basic
+from .services import Refused, Services, as_json, check_fields, demand, form_of
 
-__all__ = ["ACCOUNT", "Aws", "Identity", "Private", "Public"]
+__all__ = ["ACCOUNT", "Aws", "Identity", "Login", "Private", "Public", "Role"]
 
 ACCOUNT = "123456789012"
 ALL_SERVICES = frozenset({"ecr", "ecr-public", "sts"})
-# Domains of the services in all partitions.
-_SUFFIXES = (
-    r"amazonaws\.com|amazonaws\.com\.cn|amazonaws\.eu|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
-    r"|api\.aws|api\.amazonwebservices\.com\.cn|api\.amazonwebservices\.eu|api\.aws\.ic\.gov|api\.aws\.scloud"
-    r"|api\.cloud-aws\.adc-e\.uk|api\.aws\.hci\.ic\.gov"
-)
-# Host names of the services (section 4.2). Tests decide which of them exist.
-_HOST = re.compile(
-    rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
-)
+
 _SKEW = 300.0  # maximum difference of a client's clock in seconds
 _PASSWORD_LIFE = 43200.0  # seconds for which a password of ECR or a token of ECR Public is valid
 _KEYS_LIFE = 3600.0  # seconds for which temporary keys are valid
+
+# Service and region in the name of a host (section 4.2). Tests decide which hosts exist.
+_HOST = re.compile(
+    r"(?:api\.)?(ecr-public|ecr|sts|portal\.sso)(?:-fips)?\.([a-z]+(?:-[a-z0-9]+)+)\."
+)
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^/, ]+)/([0-9]{8})/([a-z0-9-]+)/([a-z-]+)/aws4_request, "
+    r"SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})\Z"
+)
 _JSON_1_1 = "application/x-amz-json-1.1"  # the media type of ECR's requests and answers
-_STS = "https://sts.amazonaws.com/doc/2011-06-15/"
-_FIELDS_OF_ASSUMING = {
-    "Action",
-    "Version",
-    "RoleArn",
-    "RoleSessionName",
-    "ExternalId",
-    "DurationSeconds",
+_PASSWORD_ACTIONS = {
+    "ecr": "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken",
+    "ecr-public": "SpencerFrontendService.GetAuthorizationToken",
 }
-_FIELDS_OF_WEB_IDENTITY = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
-_TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "SpencerFrontendService"}
+_STS = "https://sts.amazonaws.com/doc/2011-06-15/"
+# Required and optional fields of STS's actions, besides those of all.
+_STS_ACTIONS = {
+    "AssumeRole": ("", "ExternalId DurationSeconds"),
+    "AssumeRoleWithWebIdentity": ("WebIdentityToken", ""),
+}
+_MACHINE_ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
 @dataclass
@@ -78,7 +76,6 @@ class Role:
     arn: str
     trusts: str | None = None  # the only identity that may assume it, by name; None: any identity
     external_id: str | None = None
-    may: frozenset[str] = ALL_SERVICES  # the services that its policies allow
 
 
 @dataclass
@@ -92,38 +89,27 @@ class Login:
     roles: set[tuple[str, str]] = field(default_factory=set)  # account and name of each role
 
 
-class _Refusal(NamedTuple):
-    """Why a signature is refused."""
-
-    name: str  # of the exception
-    message: str
-
-
-class Aws(Site):
+class Aws(Services):
     """All services of one account. The host name of a request determines the service.
 
     `now` returns the time in seconds since 1970. `instance_role` is the role of the machine, or
-    None if it has no role. `container` has the path of a container's credentials and the token that
-    is required there, or None if there are none.
+    None if it has no role.
     """
 
     def __init__(
-        self,
-        *,
-        now: Callable[[], float] = time.time,
-        instance_role: str | None = None,
-        container: tuple[str, str] | None = None,
+        self, *, now: Callable[[], float] = time.time, instance_role: str | None = None
     ) -> None:
         super().__init__()
         self.now = now
         self.instance_role = instance_role
-        self.container = container
+        # The path of a container's credentials, and the token that is required there.
+        self.container = ("", "")
         self.identities: dict[str, Identity] = {}  # by access key
         self.roles: dict[str, Role] = {}  # by ARN
         self.web_tokens: dict[str, str] = {}  # ARNs of roles, by token of an identity provider
         self.logins: dict[str, Login] = {}  # by access token
-        # Passwords that were issued. Outer keys: services. Inner keys: passwords. Values: expiry
-        # times.
+        # Expiry times of the passwords that were issued. Outer keys: services. Inner keys:
+        # passwords.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
         self.requests: list[str] = []  # the service of each request
         # All secrets. Tests search outputs for them.
@@ -140,10 +126,8 @@ class Aws(Site):
         """Add an identity with permanent keys, or with temporary keys if not `lasting`."""
         number = next(self._numbers)
         kind = "AKIA" if lasting else "ASIA"
-        secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest())[
-            :40
-        ].decode()
-        identity = Identity(name, f"{kind}{number:016d}", secret, may=frozenset(may))
+        secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest()).decode()
+        identity = Identity(name, f"{kind}{number:016d}", secret[:40], may=frozenset(may))
         if not lasting:
             identity.session = base64.b64encode(f"session {number} {name} ".encode() * 8).decode()
             identity.expires = self.now() + _KEYS_LIFE
@@ -151,9 +135,9 @@ class Aws(Site):
         self.secrets |= {identity.secret, identity.session} - {""}
         return identity
 
-    def role(self, name: str, **options: Any) -> Role:
+    def role(self, name: str, *, trusts: str | None = None, external_id: str | None = None) -> Role:
         """Add a role to the account."""
-        role = Role(f"arn:aws:iam::{ACCOUNT}:role/{name}", **options)
+        role = Role(f"arn:aws:iam::{ACCOUNT}:role/{name}", trusts, external_id)
         self.roles[role.arn] = role
         return role
 
@@ -174,8 +158,7 @@ class Aws(Site):
             login.refresh = f"sso-refresh-{number}" * 4
             login.client = (f"client-{number}", f"sso-client-secret-{number}")
         self.logins[login.access] = login
-        _, client_secret = login.client
-        self.secrets |= {login.access, login.refresh, client_secret} - {""}
+        self.secrets |= {login.access, login.refresh, login.client[1]} - {""}
         return login
 
     @staticmethod
@@ -184,107 +167,98 @@ class Aws(Site):
         return base64.b64decode(password).decode().split()[3]
 
     def count(self, *services: str) -> int:
-        """Count the requests to these services, or all requests."""
-        return sum(1 for service in self.requests if not services or service in services)
+        """Count the requests to these services."""
+        return sum(service in services for service in self.requests)
 
     # One request.
 
-    def kind_of(self, request: Request) -> str:
-        """Return "login": at these services, clients send credentials without a challenge."""
-        return "login"
-
     def _service(self, request: Request) -> str:
-        host = re.sub(r":[0-9]+\Z", "", request.header("host").lower())
-        match = _HOST.match(host)
+        match = _HOST.match(request.header("host"))
         if match:
             return match[1]
         if request.path.startswith("/latest/"):
             return "imds"
-        path, _ = self.container or ("", "")
-        return "container" if path and request.path == path else "unknown"
+        return "container" if request.path == self.container[0] else "unknown"
 
-    def start(self, request: Request) -> Answer | Reception:
-        """Receive the body, which must be short, then answer as the service of the host."""
-        request.kind = "login"
+    def answer(self, request: Request, body: bytes) -> Response:
+        """Answer as the service of the host."""
         service = self._service(request)
         self.requests.append(service)
-        return receive_whole(lambda body: self._answer(service, request, body))
-
-    def _answer(self, service: str, request: Request, body: bytes) -> Response:
         match service:
-            case "imds":
-                return self._imds(request, body)
-            case "container":
-                return self._container(request)
-            case "portal.sso":
-                return self._portal(request)
-            case "oidc":
-                return self._oidc(request, body)
-            case "sts":
-                return self._sts(request, body)
             case "ecr" | "ecr-public":
                 return self._ecr(service, request, body)
-        return self._refuse_mistake(
-            request, 404, "UnknownOperationException", "nothing answers here"
-        )
+            case "sts":
+                return self._sts(request, body)
+            case "portal.sso":
+                return self._portal(request)
+            case "container":
+                return self._container(request)
+            case "imds":
+                return self._imds(request, body)
+        raise Refused(404, "UnknownOperationException", "nothing answers here", is_mistake=True)
 
-    def _refuse_mistake(self, request: Request, status: int, name: str, message: str) -> Response:
-        """Refuse a request that no correct client sends, and record the violation."""
-        self.journal.violations.append(
-            f"{request.method} {request.header('host')}{request.path}: {message}"
-        )
-        return _json(status, {"__type": f"com.amazonaws#{name}", "message": message})
+    def refusal(self, request: Request, refused: Refused) -> Response:
+        """Return a refusal in XML at STS, else in JSON."""
+        code, text = refused.code, refused.text
+        if self._service(request) != "sts":
+            return as_json(refused.status, {"__type": code, "message": text})
+        inner = f"<Type>Sender</Type><Code>{code}</Code><Message>{text}</Message>"
+        body = f'<ErrorResponse xmlns="{_STS}"><Error>{inner}</Error></ErrorResponse>'
+        return Response(refused.status, [("Content-Type", "text/xml")], body.encode())
 
     # Signatures: SigV4, section 4.4.
 
-    def _signer(self, request: Request, body: bytes) -> Identity | _Refusal:
-        """Return the identity that signed a request, or the reason why the signature is refused."""
-        claim = read_claim(request.header("authorization"))
-        if claim is None:
-            return _Refusal("MissingAuthenticationTokenException", "Missing Authentication Token")
+    def _signer(self, request: Request, body: bytes) -> Identity:
+        """Return the identity that signed a request. Raises Refused if the signature is wrong."""
+
+        def refused(code: str, text: str) -> Refused:
+            return Refused(403 if service == "sts" else 400, code, text)
 
         host = _HOST.match(request.header("host"))
         assert host is not None
         service, region = host.groups()
-        if (claim.service, claim.region) != (service, region):
+        claim = _AUTHORIZATION.match(request.header("authorization"))
+        if claim is None:
+            code = "MissingAuthenticationTokenException"
+            raise refused(code, "Missing Authentication Token")
+
+        access, day, claimed_region, claimed_service, names, signature = claim.groups()
+        if (claimed_service, claimed_region) != (service, region):
             text = f"Credential should be scoped to {region}, service {service}"
-            return _Refusal("SignatureDoesNotMatch", text)
+            raise refused("SignatureDoesNotMatch", text)
 
-        signed = claim.names.split(";")
-        required = {
-            name
-            for name, _ in request.headers
-            if name in ("host", "content-type") or name.startswith("x-amz-")
-        } | {"host"}
+        signed = names.split(";")
+        sent = {name for name, _ in request.headers}
+        required = {name for name in sent if name == "content-type" or name.startswith("x-amz-")}
+        required.add("host")
         if signed != sorted(signed) or not required <= set(signed):
-            text = f"{sorted(required - set(signed))} must be signed"
-            return _Refusal("SignatureDoesNotMatch", text)
+            raise refused("SignatureDoesNotMatch", f"{sorted(required)} must be signed")
 
-        identity = self.identities.get(claim.access)
+        identity = self.identities.get(access)
         if identity is None or request.header("x-amz-security-token") != identity.session:
             text = "The security token included in the request is invalid."
-            return _Refusal("UnrecognizedClientException", text)
+            raise refused("UnrecognizedClientException", text)
 
         date = request.header("x-amz-date")
-        canonical = canonical_request(request, body, signed)
-        signature = signature_of(identity.secret, claim, date, canonical)
-        if not hmac.compare_digest(signature, claim.signature):
+        canonical = _canonical_request(request, body, signed)
+        expected = _signature(identity.secret, date, f"{day}/{region}/{service}", canonical)
+        if not hmac.compare_digest(signature, expected):
             # As at STS, the message contains all signed values. A client that prints the whole
             # message discloses the session token.
             text = f"The Canonical String for this request should have been '{canonical}'"
-            return _Refusal("SignatureDoesNotMatch", text)
+            raise refused("SignatureDoesNotMatch", text)
 
         try:
             then = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
         except ValueError:
             text = "Date must be in ISO-8601 'basic format'"
-            return _Refusal("IncompleteSignatureException", text)
-        if date[:8] != claim.day or abs(then.timestamp() - self.now()) > _SKEW:
+            raise refused("IncompleteSignatureException", text) from None
+        if date[:8] != day or abs(then.timestamp() - self.now()) > _SKEW:
             text = f"Signature expired or not yet current: {date}"
-            return _Refusal("SignatureDoesNotMatch", text)
+            raise refused("SignatureDoesNotMatch", text)
         if identity.expires <= self.now():
             text = "The security token included in the request is expired"
-            return _Refusal("ExpiredTokenException", text)
+            raise refused("ExpiredTokenException", text)
         return identity
 
     def _new_keys(
@@ -305,249 +279,123 @@ class Aws(Site):
     # ECR and ECR Public, section 4.3.
 
     def _ecr(self, service: str, request: Request, body: bytes) -> Response:
-        """Answer as the API `service`: "ecr" or "ecr-public"."""
-        if request.method != "POST" or request.target != "/":
-            return self._refuse_mistake(
-                request, 400, "UnknownOperationException", "operations are POST /"
-            )
-        if request.header("content-type") != _JSON_1_1:
-            return self._refuse_mistake(
-                request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
-            )
-
-        target, _, action = request.header("x-amz-target").partition(".")
-        if target != _TARGETS[service] or action != "GetAuthorizationToken":
-            return self._refuse_mistake(
-                request, 400, "UnknownOperationException", "no such operation"
-            )
-
+        """Answer with a new password for the registries of the API `service`."""
+        demand((request.method, request.target) == ("POST", "/"), "operations are POST /")
+        demand(request.header("content-type") == _JSON_1_1, "the content type is not JSON 1.1")
+        action = request.header("x-amz-target")
+        demand(action == _PASSWORD_ACTIONS[service], "no such operation")
         signer = self._signer(request, body)
-        if isinstance(signer, _Refusal):
-            document = {"__type": signer.name, "message": signer.message}
-            return self._add_date(_json(400, document))
         if service not in signer.may:
-            text = f"User: {signer.name} is not authorized to perform: {service}:{action} on resource: *"
-            return _json(400, {"__type": "AccessDeniedException", "message": text})
-        if body != b"{}":
-            return self._refuse_mistake(
-                request, 400, "InvalidParameterException", "registryIds is deprecated"
-            )
-        return self._answer_with_password(service, request, signer)
+            right = f"{service}:GetAuthorizationToken"
+            text = f"User: {signer.name} is not authorized to perform: {right} on resource: *"
+            raise Refused(400, "AccessDeniedException", text)
+        demand(body == b"{}", "registryIds is deprecated")
 
-    def _answer_with_password(self, service: str, request: Request, signer: Identity) -> Response:
-        """Return an answer with a new password for the service's registries."""
-        password = base64.b64encode(
-            f"password {next(self._numbers)} for {signer.name} ".encode() * 12
-        ).decode()
+        text = f"password {next(self._numbers)} for {signer.name} "
+        password = base64.b64encode(text.encode() * 12).decode()
         token = base64.b64encode(f"AWS:{password}".encode()).decode()
         expires = self.now() + _PASSWORD_LIFE
         self.passwords[service][password] = expires
         self.secrets |= {password, token}
-        data: Any = {"authorizationToken": token, "expiresAt": expires}
-        if service == "ecr":
-            host = _HOST.match(request.header("host"))
-            assert host is not None
-            endpoint = f"https://{ACCOUNT}.dkr.ecr.{host[2]}.amazonaws.com"
-            data = [{**data, "proxyEndpoint": endpoint}]
-
-        return _json(200, {"authorizationData": data}, _JSON_1_1)
-
-    def _add_date(self, answer: Response) -> Response:
-        """Add the time to an answer, so that a client with a wrong clock can sign again."""
-        answer.headers.append(
-            ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now())))
-        )
-        return answer
+        data = {"authorizationToken": token, "expiresAt": expires}
+        return as_json(200, {"authorizationData": [data] if service == "ecr" else data}, _JSON_1_1)
 
     # STS, section 4.6.
 
     def _sts(self, request: Request, body: bytes) -> Response:
         """Answer with temporary keys for a role."""
-        kind = request.header("content-type").partition(";")[0]
-        if (
-            request.method != "POST"
-            or request.target != "/"
-            or kind != "application/x-www-form-urlencoded"
-        ):
-            return self._refuse_mistake(
-                request, 400, "InvalidAction", "actions are forms that are POSTed to /"
-            )
-        form = read_form(body)
-        if form is None:
-            return self._refuse_mistake(
-                request, 400, "MalformedQueryString", "the form is malformed"
-            )
+        demand((request.method, request.target) == ("POST", "/"), "actions are POST /")
+        form = form_of(request, body)
+        action = form.get("Action", "")
+        demand(action in _STS_ACTIONS, "no such action")
+        required, optional = _STS_ACTIONS[action]
+        check_fields(form, f"Action Version RoleArn RoleSessionName {required}", optional)
+        demand(form["Version"] == "2011-06-15", "another Version")
+        demand(re.fullmatch(r"[\w+=,.@-]{2,64}", form["RoleSessionName"]), "RoleSessionName")
 
-        by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
-        fields = _FIELDS_OF_WEB_IDENTITY if by_web_identity else _FIELDS_OF_ASSUMING
-        odd = {*form} - fields | {name for name, value in form.items() if not value}
-        if odd or form.get("Version") != "2011-06-15":
-            self.journal.violations.append(
-                f"STS was sent {sorted(odd)}, Version {form.get('Version')}"
-            )
-            return _refusal(400, "InvalidParameterValue", "unknown parameter or version")
-        if not re.fullmatch(r"[\w+=,.@-]{2,64}", form.get("RoleSessionName", "")):
-            return _refusal(400, "ValidationError", "RoleSessionName")
-
-        if by_web_identity:
-            role = self._role_of_token(request, form)
-        elif form["Action"] == "AssumeRole":
-            role = self._role_of_signer(request, body, form)
+        role = self.roles.get(form["RoleArn"])
+        if action == "AssumeRole":
+            signer = self._signer(request, body)
+            if (
+                role is None
+                or role.trusts not in (None, signer.name)
+                or role.external_id != form.get("ExternalId")
+                or "sts" not in signer.may
+            ):
+                right = f"sts:AssumeRole on {form['RoleArn']}"
+                text = f"User: {signer.name} is not authorized to perform: {right}"
+                raise Refused(403, "AccessDenied", text)
         else:
-            return _refusal(400, "InvalidAction", "Could not find operation")
+            demand(not request.header("authorization"), f"{action} needs no signature")
+            token = form["WebIdentityToken"]
+            if role is None or self.web_tokens.get(token) != role.arn:
+                raise Refused(400, "InvalidIdentityToken", f"no provider knows {token}")
 
-        return role if isinstance(role, Response) else self._answer_with_keys(form["Action"], role)
+        keys = self._new_keys(role.arn, "SessionToken")
+        credentials = "".join(f"<{key}>{value}</{key}>" for key, value in keys.items())
+        user = f"<AssumedRoleUser><Arn>{role.arn}</Arn></AssumedRoleUser>"
+        result = f"{user}<Credentials>{credentials}</Credentials>"
+        text = f'<{action}Response xmlns="{_STS}"><{action}Result>{result}</{action}Result></{action}Response>'
+        return Response(200, [("Content-Type", "text/xml")], text.encode())
 
-    def _role_of_token(self, request: Request, form: Mapping[str, str]) -> Role | Response:
-        """Return the role for a token of an identity provider, or a refusal."""
-        if request.header("authorization"):
-            self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
-        role = self.roles.get(form.get("RoleArn", ""))
-        if role is None or self.web_tokens.get(form.get("WebIdentityToken", "")) != role.arn:
-            return _refusal(
-                400, "InvalidIdentityToken", f"no provider knows {form.get('WebIdentityToken')}"
-            )
-        return role
-
-    def _role_of_signer(
-        self, request: Request, body: bytes, form: Mapping[str, str]
-    ) -> Role | Response:
-        """Return the role that the signer of a request assumes, or a refusal."""
-        signer = self._signer(request, body)
-        if isinstance(signer, _Refusal):
-            return self._add_date(_refusal(403, *signer))
-        role = self.roles.get(form.get("RoleArn", ""))
-        if (
-            role is None
-            or role.trusts not in (None, signer.name)
-            or role.external_id != form.get("ExternalId")
-            or "sts" not in signer.may
-        ):
-            text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
-            return _refusal(403, "AccessDenied", text)
-        return role
-
-    def _answer_with_keys(self, name: str, role: Role) -> Response:
-        """Return an answer of STS with temporary keys for a role. `name` is the action."""
-        keys = self._new_keys(role.arn, "SessionToken", role.may)
-        inner = "".join(f"<{key}>{value}</{key}>" for key, value in keys.items())
-        user = f"<AssumedRoleUser><AssumedRoleId>AROA:x</AssumedRoleId><Arn>{role.arn}</Arn></AssumedRoleUser>"
-        return _xml(
-            200,
-            f'<{name}Response xmlns="{_STS}">\n  <{name}Result>\n    {user}\n    <Credentials>{inner}</Credentials>\n'
-            f"  </{name}Result>\n  <ResponseMetadata><RequestId>1</RequestId></ResponseMetadata>\n</{name}Response>\n",
-        )
-
-    # SSO, section 4.6: temporary keys for a login, and the renewal of a login.
+    # SSO and metadata, section 4.6.
 
     def _portal(self, request: Request) -> Response:
         """Answer with temporary keys for a role of a login."""
-        if (
-            request.method != "GET"
-            or request.path != "/federation/credentials"
-            or request.header("authorization")
-        ):
-            return self._refuse_mistake(
-                request, 400, "InvalidRequestException", "GET /federation/credentials, unsigned"
-            )
-
+        demand((request.method, request.path) == ("GET", "/federation/credentials"), "another path")
+        demand(not request.header("authorization"), "the portal needs no signature")
         login = self.logins.get(request.header("x-amz-sso_bearer_token"))
         if login is None or login.expires <= self.now():
-            return _json(
-                401,
-                {
-                    "__type": "UnauthorizedException",
-                    "message": "Session token not found or invalid",
-                },
-            )
-
-        account = request.parameter("account_id") or ""
-        role = request.parameter("role_name") or ""
+            raise Refused(401, "UnauthorizedException", "Session token not found or invalid")
+        account, role = request.parameter("account_id"), request.parameter("role_name")
         if len(request.query) != 2 or (account, role) not in login.roles:
-            return _json(403, {"__type": "ForbiddenException", "message": "No access"})
-
-        identity = self.identity(f"sso:{role}", lasting=False)
-        keys = {
-            "accessKeyId": identity.access,
-            "secretAccessKey": identity.secret,
-            "sessionToken": identity.session,
+            raise Refused(403, "ForbiddenException", "No access")
+        keys = self.identity(f"sso:{role}", lasting=False)
+        credentials = {
+            "accessKeyId": keys.access,
+            "secretAccessKey": keys.secret,
+            "sessionToken": keys.session,
+            "expiration": int(keys.expires * 1000),
         }
-        return _json(200, {"roleCredentials": {**keys, "expiration": int(identity.expires * 1000)}})
-
-    def _oidc(self, request: Request, body: bytes) -> Response:
-        """Answer with the access token of a new login for a refresh token, which stays valid."""
-        if request.method != "POST" or request.path != "/token" or request.header("authorization"):
-            return self._refuse_mistake(request, 400, "invalid_request", "POST /token, unsigned")
-
-        form = json.loads(body)
-        if {*form} != {"clientId", "clientSecret", "grantType", "refreshToken"}:
-            return self._refuse_mistake(
-                request, 400, "invalid_request", f"odd parameters {sorted(form)}"
-            )
-
-        by_refresh = {login.refresh: login for login in self.logins.values() if login.refresh}
-        login = by_refresh.get(form["refreshToken"])
-        if (
-            login is None
-            or login.client != (form["clientId"], form["clientSecret"])
-            or form["grantType"] != "refresh_token"
-        ):
-            return _json(
-                400,
-                {"error": "invalid_grant", "error_description": "Invalid refresh token provided"},
-            )
-
-        renewed = self.sso_login(*login.roles, renewable=False)
-        return _json(
-            200, {"accessToken": renewed.access, "expiresIn": 3600, "refreshToken": login.refresh}
-        )
-
-    # Metadata, section 4.6.
+        return as_json(200, {"roleCredentials": credentials})
 
     def _container(self, request: Request) -> Response:
         """Answer with temporary keys of the container's role."""
-        assert self.container is not None
-        _, token = self.container
-        if request.method != "GET" or request.header("accept") != "application/json":
-            return self._refuse_mistake(request, 400, "BadRequest", "GET, application/json")
-        if request.header("authorization") != token:
-            return _json(401, {"code": "401", "message": "Authorization token is invalid"})
-        return _json(200, {**self._new_keys("container", "Token"), "AccountId": ACCOUNT})
+        demand(request.method == "GET", "only GET")
+        demand(request.header("accept") == "application/json", "Accept is not JSON's")
+        if request.header("authorization") != self.container[1]:
+            raise Refused(401, "401", "Authorization token is invalid")
+        return as_json(200, {**self._new_keys("container", "Token"), "AccountId": ACCOUNT})
+
+    def _imds(self, request: Request, body: bytes) -> Response:
+        """Answer with the machine's role or its temporary keys, which need a token."""
+        demand(not request.header("x-forwarded-for"), "through a proxy", 403)
+        if request.path == "/latest/api/token":
+            return self._imds_token(request, body)
+        token = request.header("x-aws-ec2-metadata-token")
+        if self._metadata_tokens.get(token, 0.0) <= self.now():
+            return Response(401)
+        is_known = request.method == "GET" and request.path.startswith(_MACHINE_ROLES)
+        demand(is_known, f"only GET {_MACHINE_ROLES}", 404)
+        if self.instance_role is None:
+            return Response(404)
+        if request.path == _MACHINE_ROLES:
+            return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
+        asked = request.path.removeprefix(_MACHINE_ROLES)
+        demand(asked == self.instance_role, "the machine has another role", 404)
+        keys = self._new_keys(f"instance:{self.instance_role}", "Token")
+        about = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
+        return as_json(200, {**about, **keys}, "text/plain")
 
     def _imds_token(self, request: Request, body: bytes) -> Response:
-        """Issue a token, which all other requests to the machine's metadata service need."""
-        if request.method != "PUT":
-            return self._refuse_mistake(request, 405, "MethodNotAllowed", "only PUT")
+        """Issue a token for the machine's metadata service."""
+        demand(request.method == "PUT", "only PUT", 405)
         life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
-        if body or not life.isdecimal() or not 1 <= int(life) <= 21600:
-            return self._refuse_mistake(request, 400, "BadRequest", "a body, or no valid seconds")
+        demand(not body and life.isdecimal() and 1 <= int(life) <= 21600, "no valid seconds")
         token = f"imds-token-{next(self._numbers)}=="
         self._metadata_tokens[token] = self.now() + int(life)
         self.secrets.add(token)
         return Response(200, [("Content-Type", "text/plain")], token.encode())
-
-    def _imds(self, request: Request, body: bytes) -> Response:
-        """Answer with the machine's role or its temporary keys."""
-        if request.header("x-forwarded-for"):
-            return self._refuse_mistake(request, 403, "Forbidden", "through a proxy")
-        if request.path == "/latest/api/token":
-            return self._imds_token(request, body)
-        if self._metadata_tokens.get(request.header("x-aws-ec2-metadata-token"), 0.0) <= self.now():
-            return Response(401)
-
-        roles = "/latest/meta-data/iam/security-credentials/"
-        if request.method != "GET" or not request.path.startswith(roles):
-            return self._refuse_mistake(request, 404, "NotFound", f"only GET {roles}")
-        if self.instance_role is None:
-            return Response(404)
-        if request.path == roles:
-            return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
-        if request.path != roles + self.instance_role:
-            return self._refuse_mistake(request, 404, "NotFound", "the machine has another role")
-
-        keys = self._new_keys(f"instance:{self.instance_role}", "Token")
-        about = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
-        return _json(200, {**about, **keys}, "text/plain")
 
 
 class Private:
@@ -564,14 +412,9 @@ class Private:
         """Refuse a request without a valid password."""
         if _has_password(self._aws, "ecr", request.header("authorization")):
             return None
-        host = request.header("host")
-        challenge = (
-            "WWW-Authenticate",
-            f'Basic realm="https://{host}/",service="ecr.amazonaws.com"',
-        )
-        return Response(
-            401, [challenge, ("Content-Type", "text/plain; charset=utf-8")], b"Not Authorized\n"
-        )
+        challenge = f'Basic realm="https://{request.header("host")}/",service="ecr.amazonaws.com"'
+        headers = [("WWW-Authenticate", challenge), ("Content-Type", "text/plain; charset=utf-8")]
+        return Response(401, headers, b"Not Authorized\n")
 
 
 class _PublicToken(NamedTuple):
@@ -591,7 +434,11 @@ class Public:
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
         self._tokens: dict[str, _PublicToken] = {}  # by text of the token
-        self.issued: list[bool] = []  # for each token, whether it was issued for a login
+
+    @property
+    def issued(self) -> list[bool]:
+        """For each token, whether it was issued for a login."""
+        return [token.has_login for token in self._tokens.values()]
 
     def answer(self, request: Request) -> Answer | Reception | None:
         """Answer the path of the token service, which supports one scope."""
@@ -599,16 +446,14 @@ class Public:
             return None
         request.kind = "token"
         login = request.header("authorization")
-        if request.method != "GET" or request.parameter("service") != "public.ecr.aws":
-            return error(400, "UNSUPPORTED", "GET with the challenge's service")
-        if request.parameter("scope") != "aws":
-            return error(400, "UNSUPPORTED", f"scope {request.parameter('scope')}")
+        asked = {"service": "public.ecr.aws", "scope": "aws"}
+        if request.method != "GET" or not asked.items() <= dict(request.query).items():
+            return error(400, "UNSUPPORTED", "GET with the challenge's service and scope")
         if login and not _has_password(self._aws, "ecr-public", login):
             return error(401, "UNAUTHORIZED", "Not Authorized")
-        token = f"public-token-{len(self.issued)}"
-        self.issued.append(bool(login))
+        token = f"public-token-{len(self._tokens)}"
         self._tokens[token] = _PublicToken(bool(login), self._aws.now() + _PASSWORD_LIFE)
-        return _json(200, {"token": token})
+        return as_json(200, {"token": token})
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse a request without a valid token, and a push with a token without a login."""
@@ -630,21 +475,22 @@ def _has_password(aws: Aws, service: str, header: str) -> bool:
     return aws.passwords[service].get(login.password, 0.0) > aws.now()
 
 
+def _canonical_request(request: Request, body: bytes, signed: Sequence[str]) -> str:
+    """Return the text of a request without a query that is signed, with the headers `signed`."""
+    headers = [f"{name}:{' '.join(request.header(name).split())}" for name in signed]
+    digest = hashlib.sha256(body).hexdigest()
+    return "\n".join([request.method, request.path, "", *headers, "", ";".join(signed), digest])
+
+
+def _signature(secret: str, date: str, scope: str, canonical: str) -> str:
+    """Return the right signature for a canonical request. `scope` is DAY/REGION/SERVICE."""
+    scope += "/aws4_request"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    key = f"AWS4{secret}".encode()
+    for step in [*scope.split("/"), f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{digest}"]:
+        key = hmac.new(key, step.encode(), "sha256").digest()
+    return key.hex()
+
+
 def _iso(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
-
-
-def _json(status: int, document: object, kind: str = "application/json") -> Response:
-    return Response(status, [("Content-Type", kind)], json.dumps(document).encode())
-
-
-def _xml(status: int, text: str) -> Response:
-    return Response(status, [("Content-Type", "text/xml")], text.encode())
-
-
-def _refusal(status: int, code: str, message: str) -> Response:
-    inner = f"<Type>Sender</Type><Code>{code}</Code><Message>{message}</Message>"
-    return _xml(
-        status,
-        f'<ErrorResponse xmlns="{_STS}"><Error>{inner}</Error><RequestId>1</RequestId></ErrorResponse>',
-    )

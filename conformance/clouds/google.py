@@ -4,8 +4,7 @@ Owns: the token endpoint, the security token service, impersonation and the meta
 accounts, keys and pools; the credential files of these accounts.
 May not know: registries, sockets, any client.
 Invariants: a token is issued only for the credential of an identity. The signature of a JWT is
-verified with the account's public key, and all its claims are checked. A request that no correct
-client sends is refused *and* recorded in `journal.violations`. Time is an argument.
+verified with the account's public key, and all its claims are checked. Time is an argument.
 Follows: docs/protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
 One Site answers under all host names. Each path belongs to one service, which refuses other host
@@ -18,23 +17,23 @@ import base64
 import contextlib
 import functools
 import hashlib
-import hmac
 import itertools
 import json
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from ..messages import Answer, Request, Response
-from ..programs import find_program
-from ..registry.tokens import TokenService, read_basic, read_form
-from ..server.exchange import Reception, Site, receive_whole
-from ..server.names import Names
-from ..server.sockets import run_in_thread
+from ..http import run_in_thread
+from ..messages import Request, Response
+from ..names import Names
+from ..tokens import TokenService, read_basic
+from .services import Refused, Services, as_json, check_fields, demand, form_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 __all__ = [
     "CLIENT",
@@ -53,19 +52,19 @@ _STS = "sts.googleapis.com"
 _IAM_CREDENTIALS = "iamcredentials.googleapis.com"
 HOSTS = (_OAUTH, _STS, _IAM_CREDENTIALS)
 METADATA = ("metadata.google.internal", "169.254.169.254")  # hosts of the metadata server
+_LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1)(?::[0-9]+)?\Z")
+# Hosts of the services, by path.
+_SERVICES = {"/token": _OAUTH, "/v1/token": _STS, "/v1/oauthtoken": _STS}
+_IMPERSONATE = re.compile(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAccessToken\Z")
 
 # Scopes.
 _CLOUD = "https://www.googleapis.com/auth/cloud-platform"
 _IAM = "https://www.googleapis.com/auth/iam"
-_FORM = "application/x-www-form-urlencoded"
-_SKEW = 300.0  # maximum difference of a client's clock in seconds
-_LONGEST = 3600  # maximum lifetime of a token in seconds
-_URN = "urn:ietf:params:oauth:"
-_LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1)(?::[0-9]+)?\Z")
-_IMPERSONATE = re.compile(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAccessToken\Z")
-_SERIAL = itertools.count(1)  # numbers of the Google objects of this process
 
-Service: TypeAlias = "Callable[[Request, bytes], Response]"
+_SKEW = 300.0  # maximum difference of a client's clock in seconds
+_LIFETIME = 3600  # of access tokens, in seconds; none can be longer
+_URN = "urn:ietf:params:oauth:"
+_SERIAL = itertools.count(1)  # numbers of the Google objects of this process
 
 
 class Client(NamedTuple):
@@ -78,51 +77,44 @@ class Client(NamedTuple):
 CLIENT = Client("32555940559.apps.googleusercontent.example", "a-client-secret-of-tests")
 
 
-class Key(NamedTuple):
-    """An RSA key: the private key in PEM, its name, and the public key."""
+# The package `cryptography` is imported where it is used: a registry is served without it.
 
-    pem: str
+
+class Key(NamedTuple):
+    """An RSA key."""
+
+    pem: str  # the private key
     name: str
-    modulus: int
-    exponent: int
+    public: RSAPublicKey
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
         """Report whether an RSASSA-PKCS1-v1_5 signature is valid (RFC 8017 section 8.2.2)."""
-        size = (self.modulus.bit_length() + 7) // 8
-        if len(signature) != size:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        try:
+            self.public.verify(signature, message, PKCS1v15(), SHA256())
+        except InvalidSignature:
             return False
-        digest = (
-            bytes.fromhex("3031300d060960864801650304020105000420")
-            + hashlib.sha256(message).digest()
-        )
-        expected = b"\0\1" + b"\xff" * (size - len(digest) - 3) + b"\0" + digest
-        opened = pow(int.from_bytes(signature, "big"), self.exponent, self.modulus)
-        return hmac.compare_digest(opened.to_bytes(size, "big"), expected)
+        return True
 
 
 @functools.cache
 def make_key(number: int = 0) -> Key:
-    """Make an RSA key with the program `openssl`.
+    """Make an RSA key. Within a process, a number always has the same key."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
 
-    Within a process, a number always has the same key.
-    """
-    program = find_program("openssl", "openssl")
-
-    def run(*arguments: str, text: str = "") -> str:
-        completed = subprocess.run(
-            [program, *arguments], input=text, capture_output=True, text=True, check=False
-        )
-        if completed.returncode:
-            raise RuntimeError(f"openssl {arguments[0]} failed:\n{completed.stderr}")
-        return completed.stdout
-
-    pem = run("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048")
-    modulus = int(run("rsa", "-noout", "-modulus", text=pem).partition("=")[2], 16)
-    return Key(pem, f"{number:08d}{hashlib.sha256(pem.encode()).hexdigest()[:32]}", modulus, 65537)
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    name = f"{number:08d}{hashlib.sha256(pem).hexdigest()[:32]}"
+    return Key(pem.decode(), name, key.public_key())
 
 
-@dataclass
-class _Token:
+class _Token(NamedTuple):
     """An access token."""
 
     principal: str  # the account or user
@@ -130,31 +122,34 @@ class _Token:
     expires: float  # in seconds of the clock `Google.now`
 
 
-@dataclass(eq=False)
-class Google(Site):
-    """All services."""
+class Google(Services):
+    """All services.
 
-    now: Callable[[], float] = time.monotonic  # the clock for the validity of tokens
-    wall: Callable[[], float] = time.time  # the clock for the claims of JWTs
-    lifetime: int = 3600  # of access tokens, in seconds
-    has_account: bool = True  # whether the machine has a service account
-    issued: list[str] = field(default_factory=list, init=False)  # access tokens, in order
-    # The service of each request, in order.
-    asked: list[str] = field(default_factory=list, init=False)
+    `now` is the clock for the validity of tokens, `wall` that for the claims of JWTs.
+    """
 
-    def __post_init__(self) -> None:
+    # Service accounts: one with a key, one that others may impersonate, and that of the machine.
+    robot = "robot@project.iam.gserviceaccount.com"
+    target = "target@project.iam.gserviceaccount.com"
+    machine = "machine@project.iam.gserviceaccount.com"
+    # Pools, which give identities to the subjects of other services.
+    provider = "//iam.googleapis.com/projects/123/locations/global/workloadIdentityPools/pool/providers/mine"
+    workforce = "//iam.googleapis.com/locations/global/workforcePools/people/providers/mine"
+    impersonation_url = (
+        f"https://{_IAM_CREDENTIALS}/v1/projects/-/serviceAccounts/{target}:generateAccessToken"
+    )
+
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
         super().__init__()
-        # Service accounts: one with a key, one that others may impersonate, and that of the
-        # machine.
-        self.robot = "robot@project.iam.gserviceaccount.com"
-        self.target = "target@project.iam.gserviceaccount.com"
-        self.machine = "machine@project.iam.gserviceaccount.com"
-        self.provider = "//iam.googleapis.com/projects/123/locations/global/workloadIdentityPools/pool/providers/mine"
-        self.workforce = (
-            "//iam.googleapis.com/locations/global/workforcePools/people/providers/mine"
-        )
+        self.now = now
+        self.wall = wall
+        self.has_account = True  # whether the machine has a service account
+        self.issued: list[str] = []  # access tokens, in order
+        self.asked: list[str] = []  # the service of each request, in order
         self.keys: dict[str, Key] = {self.robot: make_key()}
-        serial = next(_SERIAL)
+        self._serial = serial = next(_SERIAL)  # so that secrets of two objects differ
         # Owners, by refresh token of users and of a workforce, and by subject token of a pool.
         self.users = {f"1//refresh-{serial}-secret": "user@example.com"}
         self.staff = {f"workforce-refresh-{serial}-secret": "staff@example.com"}
@@ -164,35 +159,21 @@ class Google(Site):
             (who, self.target)
             for who in (self.robot, "user@example.com", "workload", "staff@example.com")
         }
-        self._serial = serial  # part of each secret, so that those of two objects differ
         self._tokens: dict[str, _Token] = {}  # by text of the token
-
-    # Requests of registries.
 
     def principal(self, username: str, password: str) -> str | None:
         """Return the owner of an access token that is used as a password, or None.
 
         Section 5.2 has the user names.
         """
-        token = self._tokens.get(password)
-        if (
-            username not in ("oauth2accesstoken", "_token")
-            or token is None
-            or token.expires <= self.now()
-        ):
-            return None
-        return token.principal if _CLOUD in token.scopes else None
-
-    def revoke(self) -> None:
-        """Make all tokens issued so far invalid."""
-        self._tokens.clear()
+        token = self._token(password)
+        is_user = username in ("oauth2accesstoken", "_token")
+        return token.principal if is_user and token and _CLOUD in token.scopes else None
 
     @property
     def secrets(self) -> list[str]:
         """All secrets: tokens, lines of keys, credentials. Tests search outputs for them."""
-        lines = [
-            line for key in self.keys.values() for line in key.pem.splitlines() if len(line) > 40
-        ]
+        lines = [line for key in self.keys.values() for line in key.pem.splitlines()[1:-2]]
         return [*self.issued, *lines, *self.users, *self.staff, *self.subjects, CLIENT.secret]
 
     # Credential files as written by Google's tools (section 5.4).
@@ -205,8 +186,7 @@ class Google(Site):
             "private_key_id": key.name,
             "private_key": key.pem,
             "client_email": self.robot,
-            "client_id": "1234567890",
-            "token_uri": "https://oauth2.googleapis.com/token",
+            "token_uri": f"https://{_OAUTH}/token",
             "universe_domain": "googleapis.com",
             **fields,
         }
@@ -226,7 +206,7 @@ class Google(Site):
             "type": "external_account",
             "audience": self.provider,
             "subject_token_type": f"{_URN}token-type:jwt",
-            "token_url": "https://sts.googleapis.com/v1/token",
+            "token_url": f"https://{_STS}/v1/token",
             "credential_source": dict(source),
             **fields,
         }
@@ -238,14 +218,9 @@ class Google(Site):
             "client_id": CLIENT.id,
             "client_secret": CLIENT.secret,
             "refresh_token": next(iter(self.staff)),
-            "token_url": "https://sts.googleapis.com/v1/oauthtoken",
+            "token_url": f"https://{_STS}/v1/oauthtoken",
             **fields,
         }
-
-    @property
-    def impersonation_url(self) -> str:
-        host = "https://iamcredentials.googleapis.com"
-        return f"{host}/v1/projects/-/serviceAccounts/{self.target}:generateAccessToken"
 
     def impersonated(self, source: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
         return {
@@ -258,44 +233,47 @@ class Google(Site):
 
     # One request.
 
-    def kind_of(self, request: Request) -> str:
-        return "login"
-
-    def start(self, request: Request) -> Answer | Reception:
+    def answer(self, request: Request, body: bytes) -> Response:
         """Answer as the service of the request's path."""
-        request.kind = "login"
-        if request.path.startswith("/computeMetadata/") or request.path == "/":
+        path = request.path
+        if path.startswith("/computeMetadata/") or path == "/":
             return self._metadata(request)
 
-        services: dict[str, tuple[str, Service]] = {
-            "/token": (_OAUTH, self._oauth),
-            "/v1/token": (_STS, self._exchange),
-            "/v1/oauthtoken": (_STS, self._staff),
-        }
-        found = services.get(request.path)
-        if found is None and _IMPERSONATE.match(request.path):
-            found = (_IAM_CREDENTIALS, self._impersonate)
-        if found is None:
-            return self._refuse_mistake(request, 404, "not_found", "no such path")
+        account = _IMPERSONATE.match(path)
+        host = _IAM_CREDENTIALS if account else _SERVICES.get(path)
+        demand(host is not None, "no such path", 404)
+        self._demand_host(request, "https", (str(host),))
+        demand(request.method == "POST" and not request.query, "a POST without a query is wanted")
+        self.asked.append(str(host).partition(".")[0])
+        if account:
+            return self._impersonate(request, body, account[1])
+        form = form_of(request, body)
+        if path == "/v1/token":
+            return self._exchange(request, form)
+        if path == "/v1/oauthtoken":
+            return self._oauth_staff(request, form)
+        demand(not request.header("authorization"), "an Authorization header")
+        return self._oauth_account(form) if "assertion" in form else self._oauth_user(form)
 
-        host, service = found
-        named_host = request.header("host")
-        if (named_host != host or request.scheme != "https") and not _LOCAL.match(named_host):
-            return self._refuse_mistake(
-                request, 404, "not_found", f"{request.scheme}://{named_host} is another service's"
-            )
-        if request.method != "POST" or request.query:
-            return self._refuse_mistake(
-                request, 405, "invalid_request", "a POST without a query is wanted"
-            )
+    @staticmethod
+    def _demand_host(request: Request, scheme: str, hosts: tuple[str, ...]) -> None:
+        """Refuse a request to another service. On this machine, any service answers."""
+        host = request.header("host")
+        is_right = host in hosts and request.scheme == scheme
+        demand(is_right or _LOCAL.match(host), f"{request.scheme}://{host} is another service", 404)
 
-        self.asked.append(host.partition(".")[0])
-        return receive_whole(lambda body: service(request, body))
+    def refusal(self, request: Request, refused: Refused) -> Response:
+        """Return a refusal in the form of Google's APIs or of OAuth services."""
+        code, text = refused.code, refused.text
+        if _IMPERSONATE.match(request.path):
+            fields = {"code": refused.status, "message": text, "status": code}
+            return as_json(refused.status, {"error": fields})
+        return as_json(refused.status, {"error": code, "error_description": text})
 
-    def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
-        """Refuse a request that no correct client sends, and record the violation."""
-        self.journal.violations.append(f"{request.method} {request.path}: {text}")
-        return _refusal(status, code, text)
+    def _token(self, text: str) -> _Token | None:
+        """Return a valid access token, or None."""
+        token = self._tokens.get(text)
+        return token if token is not None and token.expires > self.now() else None
 
     def _issue(self, principal: str, scopes: str, life: float) -> str:
         token = f"ya29.{self._serial}-{len(self.issued)}-access-secret"
@@ -304,250 +282,156 @@ class Google(Site):
         return token
 
     def _answer_with_token(self, principal: str, scopes: str, **more: object) -> Response:
-        token = self._issue(principal, scopes, self.lifetime)
-        return _json(
-            200,
-            {"access_token": token, "expires_in": self.lifetime, "token_type": "Bearer", **more},
-        )
-
-    def _read_form(
-        self, request: Request, body: bytes, required: str, optional: str = ""
-    ) -> dict[str, str] | Response:
-        """Parse a form. Refuse it unless it has each required field once, and no unknown field."""
-        if request.header("content-type") != _FORM:
-            return self._refuse_mistake(
-                request, 400, "invalid_request", "Content-Type is not a form's"
-            )
-        form = read_form(body)
-        if form is None:
-            return self._refuse_mistake(request, 400, "invalid_request", "the form is malformed")
-        lacking = {*required.split()} - {*form}
-        strange = {*form} - {*required.split(), *optional.split()}
-        if lacking or strange or not all(form.values()):
-            return self._refuse_mistake(
-                request, 400, "invalid_request", f"the form lacks {lacking}, has {strange} besides"
-            )
-        return form
+        token = self._issue(principal, scopes, _LIFETIME)
+        document = {"access_token": token, "expires_in": _LIFETIME, "token_type": "Bearer", **more}
+        return as_json(200, document)
 
     # The token endpoint: service accounts (RFC 7523) and users (RFC 6749 section 6).
 
-    def _oauth(self, request: Request, body: bytes) -> Response:
-        if request.header("authorization"):
-            return self._refuse_mistake(request, 400, "invalid_request", "an Authorization header")
-        if b"assertion=" in body:
-            return self._oauth_account(request, body)
-        return self._oauth_user(request, body)
-
-    def _oauth_user(self, request: Request, body: bytes) -> Response:
+    def _oauth_user(self, form: dict[str, str]) -> Response:
         """Answer with a token for a user's refresh token."""
-        form = self._read_form(
-            request, body, "grant_type client_id client_secret refresh_token", "scope"
-        )
-        if isinstance(form, Response):
-            return form
-        if form["grant_type"] != "refresh_token":
-            return self._refuse_mistake(
-                request, 400, "unsupported_grant_type", "Invalid grant_type"
-            )
+        check_fields(form, "grant_type client_id client_secret refresh_token", "scope")
+        demand(form["grant_type"] == "refresh_token", "another grant_type")
         if (form["client_id"], form["client_secret"]) != CLIENT:
-            return _refusal(401, "invalid_client", "Unauthorized")
+            raise Refused(401, "invalid_client", "Unauthorized")
         if form["refresh_token"] not in self.users:
-            return _refusal(400, "invalid_grant", "Token has been expired or revoked.")
+            raise Refused(400, "invalid_grant", "Token has been expired or revoked.")
         return self._answer_with_token(self.users[form["refresh_token"]], _CLOUD)
 
-    def _oauth_account(self, request: Request, body: bytes) -> Response:
+    def _oauth_account(self, form: dict[str, str]) -> Response:
         """Answer with a token for a JWT that a service account has signed."""
-        form = self._read_form(request, body, "grant_type assertion")
-        if isinstance(form, Response):
-            return form
-        if form["grant_type"] != f"{_URN}grant-type:jwt-bearer":
-            return self._refuse_mistake(
-                request, 400, "unsupported_grant_type", "Invalid grant_type"
-            )
-
-        return self._check_jwt(request, form["assertion"])
-
-    def _check_jwt(self, request: Request, assertion: str) -> Response:
-        """Answer with a token for a valid JWT of a service account."""
+        check_fields(form, "grant_type assertion")
+        demand(form["grant_type"] == f"{_URN}grant-type:jwt-bearer", "another grant_type")
+        signed, _, signature = form["assertion"].rpartition(".")
         try:
-            first, second, third = assertion.split(".")
-            header = json.loads(_unbase64(first))
-            claims = json.loads(_unbase64(second))
-            signature = _unbase64(third)
+            header, claims = (json.loads(_unbase64(part)) for part in signed.split("."))
             issuer = claims["iss"]
-            audience = claims["aud"]
-            begun = claims["iat"]
-            ends = claims["exp"]
+            begun, ends = claims["iat"], claims["exp"]
             scopes = claims["scope"].split()
-        except (ValueError, KeyError, AttributeError) as problem:
-            return self._refuse_mistake(
-                request, 400, "invalid_grant", f"Not a valid JWT: {problem!r}"
-            )
+            mark = _unbase64(signature)
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise Refused(
+                400, "invalid_grant", f"Not a valid JWT: {problem!r}", is_mistake=True
+            ) from problem
 
         key = self.keys.get(issuer)
         if key is None:
-            return _refusal(400, "invalid_grant", "Invalid grant: account not found")
-        if header != {"alg": "RS256", "typ": "JWT", "kid": header.get("kid")}:
-            return self._refuse_mistake(request, 400, "invalid_grant", f"header {header}")
-        if header["kid"] != key.name or not key.verifies(signature, f"{first}.{second}".encode()):
-            return _refusal(400, "invalid_grant", "Invalid JWT Signature.")
-
-        names = {"iss", "aud", "iat", "exp", "scope"}
-        if audience != "https://oauth2.googleapis.com/token" or {*claims} != names:
-            return self._refuse_mistake(request, 400, "invalid_grant", f"claims {claims}")
-
-        now = self.wall()
-        are_whole = isinstance(begun, int) and isinstance(ends, int)
-        if not are_whole or not 0 < ends - begun <= _LONGEST or not begun - _SKEW <= now < ends:
-            text = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
-            return _refusal(400, "invalid_grant", text)
-        if not scopes or not {*scopes} <= {_CLOUD, _IAM}:
-            return self._refuse_mistake(request, 400, "invalid_scope", f"scope {scopes}")
-        return self._answer_with_token(issuer, " ".join(scopes))
+            raise Refused(400, "invalid_grant", "Invalid grant: account not found")
+        is_plain = header == {"alg": "RS256", "typ": "JWT", "kid": header.get("kid")}
+        demand(is_plain, "another header of the JWT")
+        if header["kid"] != key.name or not key.verifies(mark, signed.encode()):
+            raise Refused(400, "invalid_grant", "Invalid JWT Signature.")
+        demand({*claims} == {"iss", "aud", "iat", "exp", "scope"}, f"claims {sorted(claims)}")
+        demand(claims["aud"] == f"https://{_OAUTH}/token", "another audience")
+        demand(isinstance(begun, int) and isinstance(ends, int), "times that are not whole")
+        if not 0 < ends - begun <= _LIFETIME or not begun - _SKEW <= self.wall() < ends:
+            text = "Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
+            raise Refused(400, "invalid_grant", f"Invalid JWT: {text}")
+        demand(scopes and {*scopes} <= {_CLOUD, _IAM}, f"scope {scopes}")
+        return self._answer_with_token(issuer, claims["scope"])
 
     # The security token service (RFC 8693).
 
-    def _exchange(self, request: Request, body: bytes) -> Response:
+    def _exchange(self, request: Request, form: dict[str, str]) -> Response:
         """Answer with a token for a subject token of a pool."""
-        required = "grant_type audience scope requested_token_type subject_token subject_token_type"
-        form = self._read_form(request, body, required, "options")
-        if isinstance(form, Response):
-            return form
-
         fixed = {
             "grant_type": f"{_URN}grant-type:token-exchange",
             "requested_token_type": f"{_URN}token-type:access_token",
             "subject_token_type": f"{_URN}token-type:jwt",
         }
-        sent = {name: form[name] for name in fixed}
-        if sent != fixed or form["scope"] not in (_CLOUD, _IAM):
-            return self._refuse_mistake(request, 400, "invalid_request", str(sent))
+        check_fields(form, " ".join([*fixed, "audience scope subject_token"]), "options")
+        demand(fixed.items() <= form.items(), f"not {fixed}")
+        demand(form["scope"] in (_CLOUD, _IAM), "another scope")
         if form["audience"] not in (self.provider, self.workforce):
-            return _refusal(
-                400, "invalid_target", "The target service indicated by the audience is invalid."
-            )
+            text = "The target service indicated by the audience is invalid."
+            raise Refused(400, "invalid_target", text)
 
-        options = json.loads(unquote(form["options"])) if "options" in form else None
         client = _client_of(request)
         # Users of a workforce have to name a project, except with the login of a client.
         needs_project = form["audience"] == self.workforce and client is None
-        names_project = options == {"userProject": "project"}
-        if names_project != needs_project:
-            return self._refuse_mistake(request, 400, "invalid_request", f"options {options}")
+        project = {"userProject": "project"} if needs_project else None
+        options = json.loads(unquote(form.get("options", "null")))
+        demand(options == project, f"options {options}")
         if client not in (None, CLIENT):
-            return _refusal(401, "invalid_client", "Unauthorized")
-        if form["subject_token"] not in self.subjects:
-            return _refusal(
-                400, "invalid_grant", "The given credential is rejected by the attribute condition."
-            )
+            raise Refused(401, "invalid_client", "Unauthorized")
+        subject = form["subject_token"]
+        if subject not in self.subjects:
+            text = "The given credential is rejected by the attribute condition."
+            raise Refused(400, "invalid_grant", text)
+        # As of other services that follow RFC 8693, the lifetime is a text.
+        more = {"issued_token_type": fixed["requested_token_type"], "expires_in": str(_LIFETIME)}
+        return self._answer_with_token(self.subjects[subject], form["scope"], **more)
 
-        issued = {
-            "issued_token_type": fixed["requested_token_type"],
-            "expires_in": str(self.lifetime),
-        }
-        return self._answer_with_token(
-            self.subjects[form["subject_token"]], form["scope"], **issued
-        )
-
-    def _staff(self, request: Request, body: bytes) -> Response:
+    def _oauth_staff(self, request: Request, form: dict[str, str]) -> Response:
         """Answer with a token for the refresh token of a workforce's user."""
-        form = self._read_form(request, body, "grant_type refresh_token")
-        if isinstance(form, Response):
-            return form
-        if form["grant_type"] != "refresh_token":
-            return self._refuse_mistake(
-                request, 400, "unsupported_grant_type", "Invalid grant_type"
-            )
+        check_fields(form, "grant_type refresh_token")
+        demand(form["grant_type"] == "refresh_token", "another grant_type")
         if _client_of(request) != CLIENT:
-            return _refusal(401, "invalid_client", "Unauthorized")
+            raise Refused(401, "invalid_client", "Unauthorized")
         if form["refresh_token"] not in self.staff:
-            return _refusal(400, "invalid_grant", "The refresh token is invalid.")
+            raise Refused(400, "invalid_grant", "The refresh token is invalid.")
         return self._answer_with_token(self.staff[form["refresh_token"]], _CLOUD)
 
     # Impersonation.
 
-    def _impersonate(self, request: Request, body: bytes) -> Response:
-        """Answer with a token of the account in the path, if the request's token permits it."""
-        match = _IMPERSONATE.match(request.path)
-        assert match is not None
+    def _impersonate(self, request: Request, body: bytes, account: str) -> Response:
+        """Answer with a token of an account, if the request's token permits it."""
         scheme, _, value = request.header("authorization").partition(" ")
-        token = self._tokens.get(value)
-        if scheme != "Bearer" or token is None or token.expires <= self.now():
-            return _api_refusal(
-                401, "UNAUTHENTICATED", "Request had invalid authentication credentials."
-            )
+        token = self._token(value)
+        if scheme != "Bearer" or token is None:
+            text = "Request had invalid authentication credentials."
+            raise Refused(401, "UNAUTHENTICATED", text)
 
-        document = json.loads(body) if request.header("content-type") == "application/json" else {}
+        demand(request.header("content-type") == "application/json", "Content-Type is not JSON's")
+        document = json.loads(body)
         life = re.fullmatch(r"([0-9]+)s", str(document.get("lifetime")))
-        if (
-            {*document} - {"delegates"} != {"scope", "lifetime"}
-            or document["scope"] != [_CLOUD]
-            or life is None
-        ):
-            return self._refuse_mistake(
-                request, 400, "INVALID_ARGUMENT", f"a request for {document}"
-            )
-        if not token.scopes & {_CLOUD, _IAM}:
-            return _api_refusal(
-                403, "PERMISSION_DENIED", "Request had insufficient authentication scopes."
-            )
-        if int(life[1]) > _LONGEST:
-            return _api_refusal(
-                400, "INVALID_ARGUMENT", "The access token lifetime cannot exceed 3600s."
-            )
+        fields = {*document} - {"delegates"}
+        demand(fields == {"scope", "lifetime"} and life, f"a request for {document}")
+        demand(document["scope"] == [_CLOUD], "another scope")
+        if token.scopes.isdisjoint({_CLOUD, _IAM}):
+            text = "Request had insufficient authentication scopes."
+            raise Refused(403, "PERMISSION_DENIED", text)
+        seconds = int(life[1]) if life else 0
+        if seconds > _LIFETIME:
+            text = "The access token lifetime cannot exceed 3600s."
+            raise Refused(400, "INVALID_ARGUMENT", text)
 
-        chain = [
-            token.principal,
-            *(name.rpartition("/")[2] for name in document.get("delegates") or []),
-            match[1],
-        ]
+        delegates = [name.rpartition("/")[2] for name in document.get("delegates") or []]
+        chain = [token.principal, *delegates, account]
         if any(step not in self.impersonators for step in itertools.pairwise(chain)):
             text = "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist)."
-            return _api_refusal(403, "PERMISSION_DENIED", text)
-
-        ends = time.gmtime(self.wall() + int(life[1]))
-        issued = self._issue(match[1], _CLOUD, float(life[1]))
-        return _json(
-            200, {"accessToken": issued, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", ends)}
-        )
+            raise Refused(403, "PERMISSION_DENIED", text)
+        ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.wall() + seconds))
+        issued = self._issue(account, _CLOUD, seconds)
+        return as_json(200, {"accessToken": issued, "expireTime": ends})
 
     # The metadata server.
 
     def _metadata(self, request: Request) -> Response:
-        host = request.header("host")
-        if (host not in METADATA or request.scheme != "http") and not _LOCAL.match(host):
-            return self._refuse_mistake(
-                request, 404, "not_found", f"{request.scheme}://{host} has no metadata"
-            )
-
+        """Answer with what the machine is, or with a token of its account."""
+        self._demand_host(request, "http", METADATA)
         self.asked.append("metadata")
-        own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")]
-        if request.header("metadata-flavor") != "Google" or request.header("x-forwarded-for"):
-            self.journal.violations.append(
-                f"{request.method} {request.path}: without Metadata-Flavor"
-            )
-            return Response(403, own, b"Missing required header: Metadata-Flavor")
-
-        text = ("Content-Type", "application/text")
-        if request.path == "/":
-            return Response(200, [*own, text], b"computeMetadata/\n")
-        path = request.path.removeprefix("/computeMetadata/v1/")
-        if path == "project/project-id":
-            return Response(200, [*own, text], b"project")
-        if path == "instance/service-accounts/default/" and self.has_account:
-            about = _json(200, {"email": self.machine, "scopes": [_CLOUD], "aliases": ["default"]})
-            about.headers += own
-            return about
-        if path != "instance/service-accounts/default/token" or not self.has_account:
-            return Response(404, [*own, ("Content-Type", "text/html")], b"not found")
-        if request.method != "GET" or (request.parameter("scopes") or _CLOUD) != _CLOUD:
-            return self._refuse_mistake(
-                request, 400, "invalid_request", f"{request.method} {request.query}"
-            )
-
-        answer = self._answer_with_token(self.machine, _CLOUD)
-        answer.headers += own
+        answer = self._answer_machine(request)
+        answer.headers.append(("Metadata-Flavor", "Google"))
         return answer
+
+    def _answer_machine(self, request: Request) -> Response:
+        is_meant = request.header("metadata-flavor") == "Google" and request.method == "GET"
+        demand(is_meant and not request.header("x-forwarded-for"), "without Metadata-Flavor", 403)
+        path = request.path.removeprefix("/computeMetadata/v1/")
+        text = [("Content-Type", "application/text")]
+        if path == "/":
+            return Response(200, text, b"computeMetadata/\n")
+        if path == "project/project-id":
+            return Response(200, text, b"project")
+        path = path.removeprefix("instance/service-accounts/default/")
+        if path == "" and self.has_account:
+            about = {"email": self.machine, "scopes": [_CLOUD], "aliases": ["default"]}
+            return as_json(200, about)
+        if path != "token" or not self.has_account:
+            return Response(404, [("Content-Type", "text/html")], b"not found")
+        demand((request.parameter("scopes") or _CLOUD) == _CLOUD, "other scopes")
+        return self._answer_with_token(self.machine, _CLOUD)
 
 
 class GoogleTokens(TokenService):
@@ -560,26 +444,10 @@ class GoogleTokens(TokenService):
         return None if self.google is None else self.google.principal(user, password)
 
 
-def _json(status: int, document: object) -> Response:
-    return Response(
-        status, [("Content-Type", "application/json; charset=utf-8")], json.dumps(document).encode()
-    )
-
-
-def _refusal(status: int, code: str, text: str) -> Response:
-    """Return an error in the form of OAuth services."""
-    return _json(status, {"error": code, "error_description": text})
-
-
-def _api_refusal(status: int, code: str, text: str) -> Response:
-    """Return an error in the form of Google's APIs."""
-    return _json(status, {"error": {"code": status, "message": text, "status": code}})
-
-
 def _unbase64(text: str) -> bytes:
     """Decode base64url without padding, as in JWTs (RFC 7515 section 2)."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise ValueError(f"not base64url: {text[:20]}")
+        raise ValueError("not base64url")
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
@@ -594,12 +462,7 @@ class Running:
     """The services while they are served."""
 
     site: Google
-    url: str
-    metadata: str
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        return {"GCE_METADATA_HOST": self.metadata}
+    environ: Mapping[str, str]  # where the metadata server is, for a client
 
     def check(self) -> None:
         """Raise AssertionError if a client has sent a request that no correct client sends."""
@@ -607,9 +470,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def google(names: Names, **options: Any) -> Iterator[Running]:
+def google(names: Names) -> Iterator[Running]:
     """Serve the services by host names over TLS, and the metadata server at a local port."""
-    site = Google(**options)
+    site = Google()
     with (
         run_in_thread(site, ssl_context=names.context(HOSTS)) as server,
         run_in_thread(site) as metadata,
@@ -617,4 +480,4 @@ def google(names: Names, **options: Any) -> Iterator[Running]:
     ):
         for host in HOSTS:
             stack.enter_context(names.known(host, server.port))
-        yield Running(site, server.url, quote(metadata.address, safe=":"))
+        yield Running(site, {"GCE_METADATA_HOST": quote(metadata.address, safe=":")})

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed, encode
+from conformance.images import Image, Seed, encode
 from conformance.messages import Response
-from conformance.registry.app import App
+from conformance.registry import App
+from conformance.walks import ACCEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from conformance.client.copies import fetch_http
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import digest_of
 from conformance.tests.asking import ROOT
+from conformance.walks import fetch_http
 
 
 @pytest.mark.slow

@@ -8,29 +8,20 @@ import tarfile
 
 import pytest
 
-from conformance.client.copies import fetch_http, identical
-from conformance.content.images import Seed, encode
+from conformance.http import run_in_thread
+from conformance.images import Seed, encode
 from conformance.messages import Content, digest_of
-from conformance.registry.app import App
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
+from conformance.walks import fetch_http, identical
 
 
-def test_content_received_in_place_and_fed_is_one_stream() -> None:
+def test_content_in_pieces_is_one_stream() -> None:
     content = Content()
     expected = b""
     for number, size in enumerate((1, 3000, 70, 1)):
         data = bytes([number]) * size
         expected += data
-        if number % 2:
-            content.feed(data)
-        else:
-            rest = memoryview(data)
-            while rest:
-                room = content.room(len(rest))
-                count = min(len(room), len(rest), 999)
-                room[:count] = rest[:count]
-                content.advance(count)
-                rest = rest[count:]
+        content.feed(data)
     assert bytes(content) == expected
     assert content.digest() == digest_of(expected)
     assert content.digest("sha512") == digest_of(expected, "sha512")

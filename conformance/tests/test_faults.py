@@ -21,15 +21,14 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
-from conformance.faults.rules import Faults, KiB, Rule
+from conformance.faults import Faults, Rule
+from conformance.http import Site, run_in_thread
+from conformance.images import Image, Seed
+from conformance.memory import End, network
 from conformance.messages import digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import TokenService
-from conformance.server.exchange import Site
-from conformance.server.memory import End, network
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
+from conformance.tokens import TokenService
+from conformance.walks import ACCEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = bytes(range(256)) * 400  # 102,400 bytes
@@ -207,13 +206,10 @@ def test_redirect_goes_to_an_origin_a_path_a_url_or_round(
 
 def test_challenge_is_words_or_made_of_its_parts(app: App) -> None:
     faults = app.faults
-    faults.on().first().challenge(("Negotiate", 'Bearer realm="x'))
+    faults.on().first().challenge('Negotiate, Bearer realm="x')
     faults.on().challenge(realm="http://evil.test/token", service="s", error="insufficient_scope")
     answer = app.request("GET", BLOB)
-    assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == [
-        "Negotiate",
-        'Bearer realm="x',
-    ]
+    assert answer.header("WWW-Authenticate") == 'Negotiate, Bearer realm="x'
     assert (answer.status, answer.codes) == (401, ["UNAUTHORIZED"])
     assert app.request("GET", BLOB).header("WWW-Authenticate") == (
         'Bearer realm="http://evil.test/token",service="s",error="insufficient_scope"'
@@ -286,7 +282,7 @@ def test_drop_in_the_head_of_the_answer(app: App) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("after", [1, 64 * KiB, 100_000])
+@pytest.mark.parametrize("after", [1, 64 << 10, 100_000])
 def test_drop_in_the_request_body_takes_exactly_that_much(
     app: App, after: int, chunked: bool
 ) -> None:
@@ -322,11 +318,7 @@ def test_a_reset_is_one_even_behind_bytes(app: App, client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("framing", "said"),
-    [
-        ("length", b"Content-Length: 100\r\n"),
-        ("chunked", b"Transfer-Encoding: chunked\r\n"),
-        ("close", b""),
-    ],
+    [("length", b"Content-Length: 100\r\n"), ("chunked", b"Transfer-Encoding: chunked\r\n")],
 )
 def test_truncate_ends_the_body_cleanly(
     app: App, client: Client, framing: Any, said: bytes
@@ -483,22 +475,6 @@ async def test_throttle_takes_a_request_at_its_rate(app: App) -> None:
     marks = await timed(app, head.encode() + LAYER)
     assert marks[0][0] == pytest.approx(10.0, abs=0.1)
     assert app.journal.matching("PATCH", status=202).exactly(1).bytes_in() == len(LAYER)
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_throttle_refuses_requests_beyond_its_number_in_any_window() -> None:
-    app = App()
-    app.faults.on().throttle(requests=2, seconds=10)
-    got = []
-    for pause in (0, 1, 1, 7, 2, 0, 9):
-        await anyio.sleep(pause)
-        answer = app.request("GET", "/v2/")
-        got.append((answer.status, answer.header("Retry-After")))
-    assert got == [
-        *((200, ""), (200, ""), (429, "8"), (429, "1")),
-        *((200, ""), (200, ""), (429, "1")),
-    ]
 
 
 @pytest.mark.anyio
@@ -702,18 +678,13 @@ def test_a_rule_without_a_verb_fails_the_check(app: App) -> None:
         (lambda f: f.on().status(503).redirect(), "ends once"),
         (lambda f: f.on().drop().status(503), "ends once"),
         (lambda f: f.on().status(100), "no final status"),
-        (lambda f: f.on().redirect(code=200), "code is one of"),
         (lambda f: f.on().challenge(), "words or a realm"),
         (lambda f: f.on().forget(), "only an upload"),
         (lambda f: f.on().drop(5, at="answer"), "either after bytes or at a place"),
         (lambda f: f.on().drop(0, at="head"), "either after bytes or at a place"),
-        (lambda f: f.on().drop(at="nowhere"), "at is one of request, answer, head"),
         (lambda f: f.on().delay(1, of="request"), "of needs after"),
-        (lambda f: f.on().throttle(), "throttle takes"),
-        (lambda f: f.on().truncate(1, "tied"), "framing is one of"),
-        (lambda f: f.on().corrupt(-1, of="request"), "not known before"),
+        (lambda f: f.on().throttle(0), "at least one"),
         (lambda f: f.on().lie(), "about which header"),
-        (lambda f: f.on().raw(b"", where="beside"), "where is one of"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused_where_it_is_written(

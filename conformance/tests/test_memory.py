@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from conformance.audit.evidence import Act
-from conformance.registry.app import App
-from conformance.server.memory import End, Link, network
+from conformance.evidence import Act
+from conformance.memory import End, Link, network
+from conformance.registry import App
 
 pytestmark = pytest.mark.virtual_time
 
@@ -65,7 +65,7 @@ async def test_bandwidth_is_shared_by_the_connections_of_a_place() -> None:
 
 async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads() -> None:
     async with network() as net:
-        place = net.listen(App(), "r.test", up=Link(window=100))
+        place = net.listen(App(), "r.test", up=Link(bandwidth=100))
         place.fail("silent")
         place.recover()
         end = await net.connect("r.test", 80)
@@ -111,8 +111,8 @@ async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal() -> 
             if place.journal.count("GET") == 1:
                 await read(end, 4096)
         place.reset_connections()
-        kept, lost = (Act("r.test", "http://r.test", entry) for entry in place.journal.entries)
-        assert [act.entry.status for act in (kept, lost)] == [200, 200]
+        kept, lost = (Act("http://r.test", entry) for entry in place.journal.entries)
+        assert [act.status for act in (kept, lost)] == [200, 200]
         assert (kept.is_success, lost.is_success) == (True, False)
         assert (kept.is_failure, lost.is_failure) == (False, True)
 

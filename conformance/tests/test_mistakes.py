@@ -1,4 +1,4 @@
-"""Each mistake of a client is caught and called by its name (conformance/audit/mistakes.py).
+"""Each mistake of a client is caught and called by its name (conformance/audit).
 
 A script is a client that makes one mistake, or none, without a network. No mistake in the table of
 `audit` is without one.
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conformance.audit.mistakes import MISTAKES, audit, report
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
+from conformance.audit import MISTAKES, audit, report
+from conformance.http import Site
+from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.exchange import Site
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
+from conformance.walks import ACCEPT
 
 REGISTRY = "http://registry.test"
 SOURCE = "http://source.test"
@@ -171,27 +171,27 @@ def a_subject_and_its_referrers(client: Script) -> None:
     assert client.ask("GET", f"/v2/app/referrers/{subject.top}").status == 200
 
 
-@script("length_missing")
+@script("refused_as_wrong")
 def a_post_without_a_length(client: Script) -> None:
     client.app.handle(Request("POST", START, [("host", "registry.test")]))
 
 
-@script("length_malformed")
+@script("refused_as_wrong")
 def a_length_that_is_no_number(client: Script) -> None:
     client.ask("POST", START, ("content-length", "none"))
 
 
-@script("body_unexpected")
+@script("refused_as_wrong")
 def a_get_with_a_body(client: Script) -> None:
     client.ask("GET", "/v2/app/tags/list", ("content-length", "2"), body=b"{}")
 
 
-@script("body_without_digest")
+@script("refused_as_wrong")
 def a_post_with_a_body(client: Script) -> None:
     client.ask("POST", START, OCTETS, body=b"bytes")
 
 
-@script("digest_query")
+@script("refused_as_wrong")
 def a_digest_given_twice(client: Script) -> None:
     digest = digest_of(b"bytes")
     client.ask("PUT", f"{client.begin()}&digest={digest}&digest={digest}", OCTETS, body=b"bytes")
@@ -203,7 +203,7 @@ def a_chunk_sent_twice(client: Script) -> None:
     client.patch(where, b"first", 0)
 
 
-@script("content_range_form")
+@script("refused_as_wrong")
 def a_range_in_httpss_form(client: Script) -> None:
     client.ask("PATCH", client.begin(), OCTETS, ("content-range", "bytes 0-4/5"), body=b"first")
 
@@ -242,7 +242,7 @@ def a_referrer_before_its_subject(client: Script) -> None:
     client.put(subject)
 
 
-@script("referrers_twice")
+@script("listing_twice")
 def referrers_for_each_tag(client: Script) -> None:
     for _ in range(2):
         client.ask("GET", f"/v2/app/referrers/{digest_of(b'a')}")
@@ -376,29 +376,29 @@ def a_form_without_its_fields(client: Script) -> None:
 # Requests of another form.
 
 
-@script("content_range_length")
+@script("refused_as_wrong")
 def a_range_of_another_length(client: Script) -> None:
     client.ask("PATCH", client.begin(), OCTETS, ("content-range", "0-1"), body=b"first")
 
 
-@script("expect_sent")
+@script("refused_as_wrong")
 def an_upload_that_waits_to_be_wanted(client: Script) -> None:
     client.ask("POST", START, ("expect", "100-continue"))
 
 
-@script("upload_type")
+@script("refused_as_wrong")
 def a_blob_as_text(client: Script) -> None:
     client.ask("PATCH", client.begin(), ("content-type", "text/plain"), body=b"bytes")
 
 
-@script("manifest_type_missing")
+@script("manifest_refused refused_as_wrong")
 def a_manifest_without_its_type(client: Script) -> None:
     image = client.seed.image()
     client.put_blobs(image)
     client.ask("PUT", "/v2/app/manifests/v1", body=image.body)
 
 
-@script("manifest_refused")
+@script("manifest_refused refused_as_wrong")
 def an_image_as_an_index(client: Script) -> None:
     image = client.seed.image()
     client.put_blobs(image)
@@ -425,12 +425,12 @@ def a_range_without_its_unit(client: Script) -> None:
     client.ask("GET", f"/v2/app/blobs/{digest_of(b'a')}", ("range", "0-99"))
 
 
-@script("path_unknown")
+@script("refused_as_wrong")
 def a_path_that_is_misspelt(client: Script) -> None:
     client.ask("GET", f"/v2/app/blob/{digest_of(b'a')}")
 
 
-@script("name_malformed")
+@script("refused_as_wrong")
 def a_tag_written_as_a_digest(client: Script) -> None:
     client.ask("GET", "/v2/app/manifests/sha256:v1", TAKE)
 
@@ -459,7 +459,7 @@ def bytes_that_nobody_verifies(client: Script) -> None:
     client.app.add_blob("app", bytes(layer["size"]), layer["digest"])
 
 
-@script("child_after_index", require_blobs=False)
+@script("manifest_names_absent")
 def an_index_before_its_child(client: Script) -> None:
     image = client.seed.index([client.seed.image()])
     client.put_blobs(image)
@@ -497,7 +497,7 @@ def a_layer_that_must_not_be_distributed(client: Script) -> None:
     client.ask("GET", f"/v2/app/blobs/{foreign}", at=SOURCE)
 
 
-@script("deleted path_unknown")
+@script("deleted refused_as_wrong")
 def a_tag_deleted(client: Script) -> None:
     client.seed.image().load_into(client.app, "app", "v1")
     client.ask("DELETE", "/v2/app/manifests/v1")
@@ -536,7 +536,7 @@ def a_login_that_follows_a_redirect(client: Script) -> None:
     client.ask("GET", "/x/1", basic(), at=ELSEWHERE)
 
 
-@script("credential_to_location")
+@script("credential_on_redirect")
 def a_login_that_goes_to_a_foreign_location(client: Script) -> None:
     elsewhere(client, lambda asked: asked.method == "POST", 202, "/up?session=1")
     client.ask("POST", START)

@@ -20,15 +20,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.client.copies import ACCEPT
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
 from conformance.messages import Response
+from conformance.names import Names, names
+from conformance.personas import LAG, PERSONAS, Persona, Provider, Running, imitate, persona
 from conformance.programs import skopeo
-from conformance.providers.ecr import LAG
-from conformance.providers.personas import PERSONAS, Persona, Provider, Running, imitate, persona
-from conformance.providers.rates import Cap
-from conformance.registry.app import App
-from conformance.server.names import Names, names
+from conformance.rates import Cap
+from conformance.registry import App
+from conformance.walks import ACCEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64
@@ -266,9 +265,6 @@ def test_hub_counts_manifests_that_are_got_and_nothing_else(seed: Seed, clock: C
         ["TOOMANYREQUESTS"],
         "",
     )
-    assert refused.json()["errors"][0]["message"].startswith(
-        "You have reached your pull rate limit"
-    )
     assert left("HEAD") == "0;w=21600", "asking what is there stays free"
     clock.now += 299
     assert hub.request("GET", path, login).status == 429
@@ -289,13 +285,6 @@ def test_hub_gives_accounts_200_of_their_own(seed: Seed, clock: Clock) -> None:
     found = [answer.header("ratelimit-remaining") for answer in (first, other)]
     assert found == ["198;w=21600", "199;w=21600"]
     assert first.header("docker-ratelimit-source") != other.header("docker-ratelimit-source")
-
-
-def test_hub_shows_its_counters_for_nothing() -> None:
-    hub = imitate("dockerhub")
-    login = hub_token(hub, "ratelimitpreview/test")
-    seen = hub.request("HEAD", "/v2/ratelimitpreview/test/manifests/latest", login)
-    assert (seen.status, seen.header("ratelimit-remaining")) == (200, "100;w=21600")
 
 
 def test_hub_does_not_know_a_name_without_its_library(seed: Seed) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Request, Response, digest_of
-from conformance.providers.rates import ACTIONS, READS, WRITES, Cap, Metered, Rates, actions_of
-from conformance.registry.app import App
+from conformance.rates import ACTIONS, READS, WRITES, Cap, Metered, Rates, actions_of
+from conformance.registry import App
 
 DIGEST = digest_of(b"")
 SESSION = "/v2/app/blobs/uploads/00000000?_state=1"

@@ -6,16 +6,16 @@ in test_docker_registry.py and test_skopeo.py: other programs answer and ask the
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 import pytest
 
-from conformance.content.images import Seed
+from conformance.images import Seed
 from conformance.messages import Content, Request, Response, digest_of, error
-from conformance.registry.app import App
-from conformance.registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from conformance.registry import App
+from conformance.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from conformance.tests.asking import (
     NOWHERE,
     OCTETS,
@@ -617,11 +617,10 @@ def test_the_intercept_is_asked_first_and_amend_last(app: App) -> None:
 
 
 def test_an_asynchronous_intercept_needs_a_server(app: App) -> None:
-    class Later:
-        def __await__(self) -> Generator[Any, None, Response | None]:
-            raise AssertionError("nobody waits for this")
+    async def later(request: Request) -> None:
+        await anyio.sleep(1)
 
-    app.intercept = lambda request: Later()
+    app.intercept = later
     with pytest.raises(TypeError, match="needs a server"):
         app.request("GET", "/v2/")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.content.images import Seed
+from conformance.http import Server, run_in_thread
+from conformance.images import Seed
 from conformance.messages import digest_of
-from conformance.registry.app import App
-from conformance.server.sockets import Server, run_in_thread
+from conformance.registry import App
 
 CURL = b"GET /v2/ HTTP/1.1\r\nHost: [::1]\r\nAccept: */*\r\n\r\n"
 

@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.client.copies import fetch_http, identical, push_http
-from conformance.content.samples import Shape
-from conformance.content.shapes import shapes
+from conformance.http import run_in_thread
 from conformance.programs import skopeo
-from conformance.registry.app import App
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
+from conformance.shapes import Shape, shapes
+from conformance.walks import fetch_http, identical, push_http
 
-LENGTHY = (
-    "index-of-1000",
-    "1000-layers",
-    "referrers-many",
-)  # thousands of requests that show nothing new
+LENGTHY = ("index-of-1000", "1000-layers")  # thousands of requests that show nothing new
 VALID: Mapping[str, Shape] = {
     name: shape for name, shape in shapes().items() if not shape.refused and name not in LENGTHY
 }

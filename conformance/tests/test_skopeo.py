@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.client.copies import fetch_http, identical
-from conformance.content.images import Seed
+from conformance.http import Server, run_in_thread
+from conformance.images import Seed
 from conformance.programs import PASSWORD, USER, skopeo
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.sockets import Server, run_in_thread
+from conformance.registry import App
+from conformance.tokens import BasicAuth, TokenService
+from conformance.walks import fetch_http, identical
 
 pytestmark = pytest.mark.slow
 

@@ -11,13 +11,12 @@ import anyio
 import pytest
 import trustme
 
-from conformance.client.copies import fetch_http, identical, push_http
-from conformance.content.images import Seed
+from conformance.http import DRAINED, Server, Site, run_in_thread, serve
+from conformance.images import Seed
 from conformance.messages import Request, Response, digest_of
-from conformance.registry.app import App
-from conformance.server.exchange import DRAINED, Site
-from conformance.server.sockets import Server, run_in_thread, serve
+from conformance.registry import App
 from conformance.tests.asking import NOWHERE, OCTETS, begin
+from conformance.walks import fetch_http, identical, push_http
 
 
 @pytest.fixture

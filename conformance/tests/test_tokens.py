@@ -9,14 +9,13 @@ import json
 
 import pytest
 
-from conformance.client.copies import fetch_http, identical
-from conformance.content.images import Seed
+from conformance.http import Site, run_in_thread
+from conformance.images import Seed
 from conformance.messages import Response
-from conformance.registry.app import App
-from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.exchange import Site
-from conformance.server.sockets import run_in_thread
+from conformance.registry import App
 from conformance.tests.asking import NOWHERE, refused
+from conformance.tokens import BasicAuth, TokenService
+from conformance.walks import fetch_http, identical
 
 
 def ask_token(app: Site, query: str, secret: str | None = None, path: str = "/token") -> Response:

@@ -23,7 +23,7 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout import Index, Layout, LayoutRepository, new_entry, read_lines, without_host
 from _regsync.oci import Descriptor, Manifest, parse_manifest, referrers_tag
 from _regsync.registry.limits import Gate
-from conformance.content.images import Image, Seed
+from conformance.images import Image, Seed
 from tests.layouts import (
     FULL_NAME,
     NAME,

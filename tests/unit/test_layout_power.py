@@ -23,7 +23,7 @@ from unittest import mock
 import pytest
 
 from _regsync.layout import Index
-from conformance.content.images import Seed
+from conformance.images import Seed
 from tests.ends import document, run_regsync
 from tests.layouts import NAME, blob_path, check_layout, files_of, make_layout, names_of
 from tests.mirrors import SBOM
@@ -318,7 +318,7 @@ def test_a_layout_is_whole_after_a_power_cut_and_the_next_run_completes_it(
 def test_names_that_an_earlier_run_has_not_synced_are_synced_before_the_index_is_replaced(
     tmp_path, monkeypatch
 ):
-    """The earlier run has renamed its files and could not sync their folder."""
+    """Earlier runs have renamed all files and could not sync their folder."""
     scene = Scene(tmp_path, "empty")
 
     def fail(folder: str) -> None:
@@ -327,7 +327,8 @@ def test_names_that_an_earlier_run_has_not_synced_are_synced_before_the_index_is
     with recording(scene.usb) as record:
         with monkeypatch.context() as patch:
             patch.setattr("_regsync.layout.sync_folder", fail)
-            assert scene.sync() != 0
+            for _ in range(3):
+                assert scene.sync() != 0
         assert files_of(scene.disk) - {"index.json", "oci-layout"}, "nothing was renamed"
         assert scene.sync() == 0
     scene.lose(record.moments[-1])

@@ -24,7 +24,7 @@ from _regsync.pins import (
     read_lock,
 )
 from _regsync.registry.repository import Locked, LockedParts, Repository
-from conformance.content.images import Seed
+from conformance.images import Seed
 from tests.fuzzing import fuzz, scraps, trees
 from tests.unit.configs import read_mappings
 

@@ -12,7 +12,7 @@ from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
 from _regsync.providers import DIALECTS, Kind, api_host, api_repository, canonical_host, kind_of
 from _regsync.registry.client import check_foreign, resolve_location
-from conformance.providers.rates import ACTIONS, READS, WRITES
+from conformance.rates import ACTIONS, READS, WRITES
 
 # Kinds by host name.
 

@@ -279,7 +279,7 @@ async def ask(pool: Pool, request: Request = GET, *, limit: int = 10**6) -> Resp
 
 async def put(pool: Pool, blob: Blob, *, seconds: float = 60.0) -> Response:
     """Send a body, and read the answer to it."""
-    request = Request("PUT", "/v2/app/blobs/uploads/1")
+    request = Request("PUT", "/v2/app/blobs/uploads/1", body=await blob.next())
     with anyio.fail_after(_A_DAY):
         async with await pool.exchange(ORIGIN, request, pieces=blob, seconds=seconds) as response:
             await response.read(1000)

@@ -1,191 +1,136 @@
-"""Measure what runs take beside requests: memory under a hard limit, and CPU.
+"""Measure the memory of large runs, in processes of their own between registries of the harness.
 
-A case with a limit runs under RLIMIT_DATA, which counts all private memory that can be written.
-What is shown as MiB was resident. Registries are the harness's, in this process; the program is a
-process of its own.
+    large      500 images to three targets, two layers of 4 GiB and 50 of 8 MiB among them, under the
+               512 MiB of docs/specification.md section 1.1. The limit is RLIMIT_DATA, which counts
+               all private memory that can be written.
+    streams    50 bodies of 256 MiB at once, into targets that take 640 kB/s of each
 
 Owns: the scenes and their limits.
-May not know: anything of the program but its command line, except for how a state of many entries
-is written.
+May not know: anything of the program but its command line.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from conformance.content.images import Seed
-from conformance.content.streams import Stream
-from conformance.providers.personas import PERSONAS, Provider
-from conformance.registry.app import App
-from conformance.registry.measuring import MeasuringApp
-from conformance.server.sockets import run_in_thread
-from tools.benches.place import app_of, started_place
-from tools.benches.runner import (
-    MB,
-    MIB,
-    BenchError,
-    Figure,
-    choose,
-    print_figures,
-    sync_measured,
-    write_config,
-)
+from conformance.http import run_in_thread
+from conformance.images import Seed, Stream
+from conformance.registry import App, MeasuringApp
+from tools.benches.runs import MB, MIB, REGSYNC, BenchError, choose, run_measured
 
 __all__ = ["add_options", "run"]
 
-# Each way of a body into a registry: the persona of the harness, and the kind that the program is
-# told.
-WAYS = {"GHCR": ("ghcr", "ghcr"), "ACR": ("acr", "acr")}
-SMALL_LIMIT = 64 * MB  # bytes of data for a run that passes on one layer of any size
-ENTRIES = 600_000  # of a large state
+LARGE_LIMIT = 512 * MIB
+
+PAIRS = 7  # of registries: 8 large bodies go to one at a time
+STREAMS = 50
+STREAM = 256 * MIB
+PACE = 640_000  # bytes a second that a slow target takes of each
+STARTING = 60  # seconds until the streams have begun
+SETTLING = 5  # seconds that blocked streams get to fill what they fill
 
 
-def never_moving() -> Iterator[Figure]:
-    """20,000 tags that never move, 5 of them new."""
-    tags = 20_000
-    new = 5
-    shared = [Seed(1).layer(500) for _ in range(2)]
-    seed = Seed(2)
-    with started_place() as place:
-        for number in range(tags):
-            image = seed.image(layers=[*shared, seed.layer(100)])
-            image.load_into(app_of(place.source), "app", f"v{number}")
-            if number < tags - new:
-                image.load_into(app_of(place.targets[0]), "app", f"v{number}")
-
-        spent, images = place.sync(["app"], is_immutable=True)
-        if images != {"synced": new, "skipped": tags - new, "failed": 0}:
-            raise BenchError(f"{tags} tags: {images}")
-        detail = f"{place.requests} requests; {spent}"
-        yield Figure("20,000 tags, 5 new", spent.peak / MIB, "MiB", 128, detail=detail)
+@contextmanager
+def started(*apps: App) -> Iterator[tuple[Path, list[str]]]:
+    """Serve registries; yield an empty folder, and their URLs."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        yield folder, [stack.enter_context(run_in_thread(app)).url for app in apps]
 
 
-def typical() -> Iterator[Figure]:
-    """100 images in 20 repositories, layers of up to 32 MiB, with at most 128 MiB."""
-    layers = [Stream(7, number, (4 << 20) * (1 + number % 8)) for number in range(40)]
-    repositories = [f"app-{number}" for number in range(20)]
-    with started_place(target=MeasuringApp) as place:
-        for number, repository in enumerate(repositories):
-            seed = Seed(number)
-            base = layers[number * 2 : number * 2 + 2]
-            for tag in range(5):
-                chosen: list[bytes | Stream] = [*base, layers[(number + tag) % 40]]
-                chosen.append(seed.layer(9000))
-                image = seed.image(layers=chosen)
-                image.load_into(app_of(place.source), repository, f"v{tag}")
-
-        for phase in ("cold", "warm"):
-            spent, images = place.sync(repositories, data_limit=128 * MIB)
-            if images["failed"]:
-                raise BenchError(f"typical: {images}")
-            detail = f"under 128 MiB of data; {spent}"
-            yield Figure(f"100 images, {phase}", spent.peak / MIB, "MiB", 128, detail=detail)
+def sync_command(
+    folder: Path, urls: Mapping[str, str], mappings: Sequence[Mapping[str, object]]
+) -> list[str]:
+    """Write a configuration (JSON is YAML); return the command line of a sync."""
+    document = {
+        "registries": {name: {"url": url} for name, url in urls.items()},
+        "defaults": {"tags": {"glob": "*"}, "artifacts": {"enabled": False}},
+        "mappings": mappings,
+    }
+    config = folder / "mirror.yaml"
+    config.write_text(json.dumps(document), encoding="utf-8")
+    return [*REGSYNC, "sync", "--json", "-q", "-c", str(config)]
 
 
-def large() -> Iterator[Figure]:
-    """500 images to three targets, two layers of 4 GiB, 50 large ones, a state of 600,000 entries."""
+def large() -> str:
+    """Copy many large images under a hard limit; say what it took."""
     huge = [Stream(8, number, 4 << 30) for number in range(2)]
     many = [Stream(9, number, 8 << 20) for number in range(50)]
-    with started_place(3, MeasuringApp) as place:
-        for number in range(500):
-            seed = Seed(number)
-            layers: list[bytes | Stream] = [many[number % 50], seed.layer(5000)]
-            if number % 250 < len(huge):
-                layers.append(huge[number % 250])
-            image = seed.image(layers=layers)
-            image.load_into(app_of(place.source), f"app-{number % 20}", f"v{number}")
-        state = place.directory / ".regsync"
-        state.mkdir(mode=0o700)
-        hosts = [server.address for server in place.targets]
-        write_state(state, hosts, ENTRIES)
+    source = App()
+    for number in range(500):
+        seed = Seed(number)
+        layers: list[bytes | Stream] = [many[number % 50], seed.layer(5000)]
+        if number % 250 < len(huge):
+            layers.append(huge[number % 250])
+        image = seed.image(layers=layers)
+        image.load_into(source, f"app-{number % 20}", f"v{number}")
 
-        repositories = [f"app-{number}" for number in range(20)]
-        spent, images = place.sync(repositories, data_limit=512 * MIB)
-        if images["failed"] or images["synced"] != 1500:
-            raise BenchError(f"large: {images}")
-        pushed = sum(server.journal.bytes_in() for server in place.targets) / 1e9
-        detail = f"under 512 MiB of data; {pushed:.1f} GB pushed, "
-        detail += f"{spent.cpu / pushed:.2f} CPU s per GB; {spent}"
-        yield Figure("500 images", spent.peak / MIB, "MiB", 512, detail=detail)
-
-
-class Cloud(Provider, MeasuringApp):
-    """A persona that drops what it has verified."""
+    with started(source, MeasuringApp(), MeasuringApp(), MeasuringApp()) as (folder, urls):
+        names = ["source", "one", "two", "three"]
+        mappings = [
+            {"from": f"app-{number}", "source": "source", "targets": names[1:]}
+            for number in range(20)
+        ]
+        command = sync_command(folder, dict(zip(names, urls, strict=True)), mappings)
+        spent, said = run_measured(command, folder, data_limit=LARGE_LIMIT)
+    totals = json.loads(said)["totals"]
+    if totals["images"] != {"synced": 1500, "skipped": 0, "failed": 0}:
+        raise BenchError(f"large: {totals['images']}")
+    return f"{spent}, under {LARGE_LIMIT // MIB} MiB; {totals['bytes'] / 1e9:.1f} GB pushed"
 
 
-def dialects() -> Iterator[Figure]:
-    """A layer of 4 GiB to each kind of registry, with at most 64 MB of memory and none on disk."""
-    layer = Stream(10, 1, 4 << 30)
-    for name, (persona, kind) in WAYS.items():
-        cloud = Cloud(replace(PERSONAS[persona], hosts={"registry": "localhost"}))
-        with ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            source = stack.enter_context(run_in_thread(App()))
-            target = stack.enter_context(run_in_thread(cloud))
-            image = Seed(11).image(layers=[layer]).load_into(app_of(source), "app", "v1")
+def streams() -> str:
+    """Hold 50 streams open; say what memory they take."""
+    layers = iter(Stream(6, number, STREAM) for number in range(8 * PAIRS))
+    sources = [App() for _ in range(PAIRS)]
+    targets = [MeasuringApp() for _ in range(PAIRS)]
+    for pair, source in enumerate(sources):
+        for number in range(8):
+            image = Seed(number).image(layers=[next(layers)])
+            image.load_into(source, f"r{pair}", f"t{number}")
+    for target in targets:
+        target.faults.on("PUT", "upload").throttle(PACE, of="request")
 
-            # A registry at an address has no kind. One at a name is of the kind that its login
-            # says, and this login asks nobody.
-            url = target.url.replace("127.0.0.1", "localhost")
-            config = write_config(
-                directory / "mirror.yaml",
-                {"s": source.url, "t": {"url": url, "auth_type": kind}},
-                [{"from": "app", "to": "team/app", "tags": {"glob": "v1"}}],
-                {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}},
-            )
-            spent, report = sync_measured(
-                config, data_limit=SMALL_LIMIT, environ={"GITHUB_TOKEN": "none"}
-            )
-            is_held = image.top in cloud.tags("team/app").values()
-            if report["totals"]["images"]["synced"] != 1 or not is_held:
-                raise BenchError(f"{name}: {report}")
+    with started(*sources, *targets) as (folder, urls), ExitStack() as stack:
+        names = [f"{side}{pair}" for side in ("source", "target") for pair in range(PAIRS)]
+        mappings = [
+            {"from": f"r{pair}", "source": f"source{pair}", "targets": [f"target{pair}"]}
+            for pair in range(PAIRS)
+        ]
+        command = sync_command(folder, dict(zip(names, urls, strict=True)), mappings)
+        log = stack.enter_context(open(folder / "log", "w+", encoding="utf-8"))
+        client = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+        stack.callback(client.kill)
 
-            pushed = target.journal.bytes_in() / 1e9
-            counts = target.journal.summary().items()
-            uploads = ", ".join(f"{count} {name}" for name, count in counts if "upload" in name)
-            files = [path for path in directory.rglob("*") if path.is_file()]
-            on_disk = sum(path.stat().st_size for path in files) / 1000
-            detail = f"under 64 MB of data; {pushed:.2f} GB pushed by {uploads}; {spent}; "
-            detail += f"{on_disk:.0f} kB on disk"
-            yield Figure(f"4 GiB, {name}", spent.peak / MB, "MB", 64, detail=detail)
-
-
-def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
-    """Write a state of about `count` entries into a cache directory.
-
-    It holds manifests of 30 blobs in 200 repositories, and a tag for each.
-    """
-    from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile, hashed_key
-
-    file = StateFile(str(directory), print)
-    file.load()
-    if not file.is_writer:
-        raise BenchError("the state cannot be written")
-    known = Knowledge(file, now=time.time)
-    for number in range(count // 62):  # 1 manifest, 30 blobs, 30 names, 1 tag
-        where = RepositoryKey(hosts[number % len(hosts)], f"held/app-{number % 200}")
-        root = f"sha256:{number:064x}"
-        known.confirm_manifest(
-            where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)]
-        )
-        snapshot = hashed_key("source", "held", str(number), *where)
-        known.record_snapshot(snapshot, Snapshot(root, root))
-    known.finish()
-    file.close()
+        open_streams = 0
+        until = time.monotonic() + STARTING
+        while open_streams < STREAMS and time.monotonic() < until:
+            time.sleep(0.1)
+            uploads = [
+                each for target in targets for each in target.journal.matching("PUT", "upload")
+            ]
+            open_streams = len([upload for upload in uploads if upload.status is None])
+        time.sleep(SETTLING)
+        if client.poll() is not None:
+            log.seek(0)
+            raise BenchError(f"the client ended: {log.read()[-500:]}")
+        status = Path(f"/proc/{client.pid}/status").read_text(encoding="ascii")
+    if open_streams < STREAMS:
+        raise BenchError(f"the streams did not begin in a minute: there are {open_streams}")
+    [kilobytes] = re.findall(r"VmHWM:\s*(\d+) kB", status)
+    peak = int(kilobytes) * 1024
+    return f"{peak / MB:.0f} MB for {open_streams} streams"
 
 
-CASES: Mapping[str, Callable[[], Iterator[Figure]]] = {
-    "never-moving": never_moving,
-    "typical": typical,
-    "large": large,
-    "dialects": dialects,
-}
+CASES: Mapping[str, Callable[[], str]] = {"large": large, "streams": streams}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +140,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen cases."""
-    for case in choose(options.cases, CASES).values():
-        print_figures(case())
+    for name, case in choose(options.cases, CASES).items():
+        print(f"{name}: {case()}", flush=True)
     return 0

@@ -19,7 +19,7 @@ extern const struct _frozen regsync_frozen[];
 
 static const char PROGRAM[] = "import sys, tree_importer, regsync\nsys.exit(regsync.main())";
 
-/* Nothing was attempted (README.md, exit statuses). */
+/* Nothing was attempted (docs/operations.md, exit statuses). */
 #define STATUS_CONFIG 3
 
 /* The longest signature that an RSA key of OpenSSL gives: 16384 bits. */
