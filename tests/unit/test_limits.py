@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -447,7 +447,7 @@ async def test_what_is_not_worth_a_pause_is_raised_at_once(error, longest):
 @pytest.mark.virtual_time
 async def test_what_is_throttled_for_ten_minutes_is_given_up_though_others_succeed():
     retry, error = Retry(lambda: 0.5), RegistryError("throttled", status=429)
-    with pytest.raises(RegistryError):
-        while anyio.current_time() < 1000:
+    with anyio.move_on_after(1000), suppress(RegistryError):
+        while True:
             await retry.pause(error, host())
     assert anyio.current_time() == pytest.approx(600, abs=10)
