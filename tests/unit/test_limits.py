@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -66,10 +66,12 @@ def test_successes_widen_the_window_by_one_each_round():
 
 def test_a_burst_of_refusals_halves_the_window_once():
     lane = upload_lane()
-    for turn in [lane.take(0.0) for _ in range(4)]:
-        turn.record_answer(429, 1.0)
-    assert lane.width == 2
+    first, *others = [lane.take(0.0) for _ in range(4)]
+    first.record_answer(429, 1.0)
     assert lane.paused_until == pytest.approx(1.0 + backoff(1, 0.5))
+    for seconds, turn in enumerate(others, 2):  # long after the epoch
+        turn.record_answer(429, float(seconds))
+    assert lane.width == 2
 
 
 def test_an_epoch_lasts_a_tenth_of_a_second_at_least_and_a_window_of_one_stays_one():
@@ -440,3 +442,12 @@ async def test_what_is_not_worth_a_pause_is_raised_at_once(error, longest):
     with pytest.raises(RegistryError):
         await Retry(lambda: 0.0).pause(error, host(), longest=longest)
     assert anyio.current_time() == began
+
+
+@pytest.mark.virtual_time
+async def test_what_is_throttled_for_ten_minutes_is_given_up_though_others_succeed():
+    retry, error = Retry(lambda: 0.5), RegistryError("throttled", status=429)
+    with anyio.move_on_after(1000), suppress(RegistryError):
+        while True:
+            await retry.pause(error, host())
+    assert anyio.current_time() == pytest.approx(600, abs=10)
