@@ -97,12 +97,8 @@ def talk_paths(talk: Talk) -> None:
     ask = talk.ask
     ask("ping", "GET", "/v2/")
     ask("ping by HEAD", "HEAD", "/v2/")
-    ask("ping by POST", "POST", "/v2/", b"")
-    ask("ping by OPTIONS", "OPTIONS", "/v2/")
     ask("ping without its slash", "GET", "/v2")
-    ask("root", "GET", "/")
     ask("unknown path", "GET", "/v2/team/app/what/ever")
-    ask("wrong method", "POST", "manifests/v1", b"")
     ask("bad repository", "GET", "/v2/NO/such/manifests/v1", Accept=ACCEPT)
 
 
@@ -112,19 +108,15 @@ def talk_blobs(talk: Talk, data: bytes) -> None:
     for method in ("GET", "HEAD"):
         ask(f"{method} unknown blob", method, f"blobs/{NOWHERE}")
     ask("short digest", "GET", "blobs/sha256:12")
-    ask("unknown algorithm", "GET", "blobs/md5:d41d8cd98f00b204e9800998ecf8427e")
-    ask("blob by PUT", "PUT", f"blobs/{digest}", data)
     where = talk.start("whole")
     ask("whole PUT", "PUT", f"{where}&digest={digest}", data, **OCTETS)
-    ask("PUT again", "PUT", f"{where}&digest={digest}", data, **OCTETS)
     where = talk.start("with a status")
     ask("status of a fresh session", "GET", where)
     ask("whole PUT at the Location of before", "PUT", f"{where}&digest={digest}", data, **OCTETS)
     for method in ("GET", "HEAD"):
         ask(f"{method} blob", method, f"blobs/{digest}")
-    for span in ("0-9", "10-", "-5", "1000-", "5-2", "5-5000", "0-1,4-5"):
+    for span in ("0-9", "10-", "1000-", "5-2", "0-1,4-5"):
         ask(f"bytes={span}", "GET", f"blobs/{digest}", Range=f"bytes={span}")
-    ask("another unit", "GET", f"blobs/{digest}", Range="lines=1-2")
     ask("range of a HEAD", "HEAD", f"blobs/{digest}", Range="bytes=0-9")
     ask("blob that is known", "GET", f"blobs/{digest}", If_None_Match=f'"{digest}"')
     ask("tags of blobs only", "GET", "tags/list")
@@ -136,14 +128,9 @@ def talk_starts(talk: Talk, data: bytes, other: bytes) -> None:
     ask = talk.ask
     ask("single POST", "POST", f"blobs/uploads/?digest={digest_of(other)}", other, **OCTETS)
     ask("POST with a body", "POST", "blobs/uploads/", b"abc", **OCTETS)
-    ask("POST with a bad digest", "POST", "blobs/uploads/?digest=foo", b"")
     ask("mount without from", "POST", f"{there}{digest}", b"")
     ask("mount of nothing", "POST", f"{there}{NOWHERE}&from=team/app", b"")
-    ask("mount from nowhere", "POST", f"{there}{digest}&from=no/such", b"")
-    ask("mount of a bad digest", "POST", f"{there}foo&from=team/app", b"")
-    ask("mount from a bad name", "POST", f"{there}{digest}&from=BAD", b"")
     ask("mount", "POST", f"{there}{digest}&from=team/app", b"")
-    ask("mount on itself", "POST", f"blobs/uploads/?mount={digest}&from=team/app", b"")
 
 
 def talk_uploads(talk: Talk, data: bytes, other: bytes) -> None:
@@ -158,27 +145,18 @@ def talk_uploads(talk: Talk, data: bytes, other: bytes) -> None:
     old = talk.start("out of order")
     ask("PATCH out of order", "PATCH", old, other[:300], Content_Range="100-399", **OCTETS)
     ask("PATCH at an old Location", "PATCH", old, other[:300], **OCTETS)
-    ask("status at an old Location", "GET", old)
     for label, headers in {
         "range with a unit": {"Content_Range": "bytes 0-299/600", **OCTETS},
-        "range that is not the length": {"Content_Range": "0-9", **OCTETS},
-        "wrong type": {"Content_Type": "text/plain"},
         "no type": {},
     }.items():
         ask(f"PATCH, {label}", "PATCH", talk.start(label), other[:300], **headers)
     where = talk.start("wrong digest")
     ask("PUT, wrong digest", "PUT", f"{where}&digest={NOWHERE}", data, **OCTETS)
     ask("status after a wrong digest", "GET", where)
-    ask("PUT, no digest", "PUT", talk.start("no digest"), data, **OCTETS)
     ask("PUT, bad digest", "PUT", talk.start("bad digest") + "&digest=foo", data, **OCTETS)
     where = talk.start("cancel")
     ask("cancel", "DELETE", where)
-    ask("cancel again", "DELETE", where)
     ask("status of a cancelled session", "GET", where)
-    ask("PATCH of a cancelled session", "PATCH", where, b"x", **OCTETS)
-    ask("PUT to a cancelled session", "PUT", f"{where}&digest={digest}", b"x", **OCTETS)
-    ask("status without the state", "GET", where.partition("?")[0])
-    ask("unknown session", "GET", "blobs/uploads/00000000-0000-0000-0000-000000000000")
     where = talk.start("broken")
     talk.break_off(where)
     ask("status after a broken body", "GET", where)
@@ -208,17 +186,13 @@ def talk_manifests(talk: Talk, seed: Seed) -> Image:
     for tag, each in {"pushed": image, "index": index, "docker": docker, "list": listed}.items():
         push_http(each, talk.address, "team/app", tag)
     ask("PUT by tag", "PUT", "manifests/v1", image.body, **kind)
-    ask("PUT by digest", "PUT", f"manifests/{image.top}", image.body, **kind)
     ask("PUT by a wrong digest", "PUT", f"manifests/{NOWHERE}", image.body, **kind)
     longer = digest_of(image.body, "sha512")
     ask("manifest by sha512", "PUT", f"manifests/{longer}", image.body, **kind)
-    ask("PUT by a bad tag", "PUT", "manifests/-bad", image.body, **kind)
     ask("PUT of junk", "PUT", "manifests/v1", b"{", **kind)
     ask("PUT without a type", "PUT", "manifests/v1", image.body)
-    ask("PUT as JSON", "PUT", "manifests/v1", image.body, Content_Type="application/json")
     ask("PUT as another type", "PUT", "manifests/v1", image.body, Content_Type=index.media_type)
     ask("PUT of 5 MiB", "PUT", "manifests/v1", b" " * (5 << 20), **kind)
-    ask("PUT where there is one", "PUT", "manifests/v2", image.body, If_None_Match="*", **kind)
     for name in ("v1", "index", "docker", "list"):
         for method in ("GET", "HEAD"):
             ask(f"{method} {name}", method, f"manifests/{name}", Accept=ACCEPT)
@@ -228,11 +202,7 @@ def talk_manifests(talk: Talk, seed: Seed) -> Image:
     ask("GET by digest", "GET", f"manifests/{image.top}", Accept=ACCEPT)
     for known in (f'"{image.top}"', image.top):
         ask(f"GET, known as {known[:2]}", "GET", "manifests/v1", Accept=ACCEPT, If_None_Match=known)
-    ask("short digest of a manifest", "GET", "manifests/sha256:12", Accept=ACCEPT)
     ask("unknown tag", "GET", "manifests/nope", Accept=ACCEPT)
-    ask("unknown tag by HEAD", "HEAD", "manifests/nope", Accept=ACCEPT)
-    ask("unknown digest", "GET", f"manifests/{NOWHERE}", Accept=ACCEPT)
-    ask("unknown repository", "GET", "/v2/no/such/manifests/v1", Accept=ACCEPT)
     ask("referrers", "GET", f"referrers/{image.top}")
     artifact = push_http(seed.artifact(image), talk.address, "team/app")
     ask(
@@ -265,7 +235,6 @@ def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
         "here with urls": [first, {**there, **urls}],
         "missing": [first, away],
         "missing with urls": [first, {**away, **urls}],
-        "missing, then with urls": [away, {**there, **urls}],
         "an ordinary one with urls": [{**first, **urls}, second],
     }.items():
         body = encode(
@@ -280,7 +249,7 @@ def talk_lists(talk: Talk) -> None:
     ask = talk.ask
     ask("tags", "GET", "tags/list")
     ask("tags of an unknown repository", "GET", "/v2/no/such/tags/list")
-    for query in ("n=2", "n=2&last=index", "n=0", "n=x", "n=-1", "n=100000"):
+    for query in ("n=2", "n=0", "n=x"):
         ask(f"tags?{query}", "GET", f"tags/list?{query}")
 
 
@@ -299,57 +268,38 @@ def conversation(talk: Talk) -> None:
 # What the strict registry answers otherwise: it refuses more, and is newer than 2.8.2. These hold
 # the facts that it must not be "corrected" to.
 STRICT = {
-    "ping by POST": (405, "UNSUPPORTED"),
-    "ping by OPTIONS": (405, "UNSUPPORTED"),
     "ping without its slash": (404, "UNSUPPORTED"),
-    "root": (404, "UNSUPPORTED"),
     "unknown path": (404, "UNSUPPORTED"),
-    "wrong method": (405, "UNSUPPORTED"),
     "bad repository": (400, "NAME_INVALID"),
-    "blob by PUT": (405, "UNSUPPORTED"),
     "whole PUT at the Location of before": (416, "BLOB_UPLOAD_INVALID"),
     "bytes=1000-": (416, "UNSUPPORTED"),
     "bytes=5-2": (416, "UNSUPPORTED"),
     "bytes=0-1,4-5": (200,),
-    "another unit": (200,),
     "range of a HEAD": (200,),
     "blob that is known": (200,),
     "single POST": (201,),
     "POST with a body": (400, "SIZE_INVALID"),
-    "POST with a bad digest": (400, "DIGEST_INVALID"),
-    "mount of a bad digest": (400, "DIGEST_INVALID"),
-    "mount from a bad name": (400, "NAME_INVALID"),
     "PATCH out of order": (416, "BLOB_UPLOAD_INVALID"),
     "PATCH at an old Location": (416, "BLOB_UPLOAD_INVALID"),
-    "status at an old Location": (204,),
     "PATCH, range with a unit": (400, "BLOB_UPLOAD_INVALID"),
-    "PATCH, range that is not the length": (400, "SIZE_INVALID"),
-    "PATCH, wrong type": (415, "UNSUPPORTED"),
     "status after a wrong digest": (404, "BLOB_UPLOAD_UNKNOWN"),
-    "status without the state": (404, "BLOB_UPLOAD_UNKNOWN"),
-    "unknown session": (404, "BLOB_UPLOAD_UNKNOWN"),
     "status after a broken body": (204,),
     "PUT by sha512": (201,),  # answers with the digest that was asked for
     "GET by sha512": (200,),
     "manifest by sha512": (201,),
-    "PUT by a bad tag": (400, "MANIFEST_INVALID"),
     "PUT of 5 MiB": (413, "MANIFEST_INVALID"),
     "GET list without Accept": (200,),
     "GET list, */*": (200,),
     'GET, known as "s': (304,),  # names the digest
     "GET, known as sh": (304,),
-    "short digest of a manifest": (400, "DIGEST_INVALID"),
     "referrers": (200,),
     "foreign layer, here with urls": (201,),
     "foreign layer, missing": (201,),
     "foreign layer, missing with urls": (201,),
-    "foreign layer, missing, then with urls": (201,),
     "foreign layer, an ordinary one with urls": (201,),
     "tags?n=2": (200,),  # pages
-    "tags?n=2&last=index": (200,),
     "tags?n=0": (200,),
     "tags?n=x": (400, "UNSUPPORTED"),
-    "tags?n=-1": (400, "UNSUPPORTED"),
 }
 
 
@@ -364,18 +314,14 @@ ALIKE = {
     "foreign layer, here with urls",
     "foreign layer, missing",
     "foreign layer, missing with urls",
-    "foreign layer, missing, then with urls",
     "foreign layer, an ordinary one with urls",
     "tags?n=2",
-    "tags?n=2&last=index",
     "tags?n=0",
     "tags?n=x",
-    "tags?n=-1",
 }
 DISTRIBUTION = {
     **{label: told for label, told in STRICT.items() if label not in ALIKE},
     "ping without its slash": (404,),
-    "root": (404,),
     "status after a broken body": (404, "BLOB_UPLOAD_UNKNOWN"),
 }
 
@@ -386,7 +332,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
     with docker_registry(tmp_path_factory.mktemp("real")) as address:
         talk = Talk(address)
         conversation(talk)
-    assert len(talk.answers) > 130
+    assert len(talk.answers) > 95
     return talk.answers
 
 
