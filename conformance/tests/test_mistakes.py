@@ -17,7 +17,7 @@ from conformance.http import Site
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry import App
-from conformance.tests.asking import OCTETS, TAKE, basic, bearer
+from conformance.tests.asking import OCTETS, TAKE, basic, bearer, location
 from conformance.tokens import BasicAuth, TokenService
 
 REGISTRY = "http://registry.test"
@@ -28,9 +28,11 @@ TAGS = "/v2/app/tags/list"
 V1 = "/v2/app/manifests/v1"
 START = "/v2/app/blobs/uploads/"
 BYTES = digest_of(b"bytes")
+THRICE = digest_of(b"bytes" * 3)
 SECRET = "correct-horse"
 USERS = {"captain": SECRET}
 LOGIN = basic("captain", SECRET)
+Asked = tuple[Any, ...]  # method, target, headers
 PULL = "/token?service=registry.test&scope=repository:app:pull"
 
 
@@ -47,6 +49,22 @@ class Script:
         self.source = App()
         self.sites: dict[str, Site] = {REGISTRY: self.app, SOURCE: self.source}
 
+    def say(self, requests: list[Asked]) -> None:
+        """Ask for one after the other. `@` is the newest Location of an upload, `@0` the first."""
+        given: list[str] = []
+        for method, target, *headers in requests:
+            at = SOURCE if target.startswith(SOURCE) else REGISTRY
+            target = target.removeprefix(at)
+            body = None
+            if target.startswith("@") and method != "DELETE":
+                headers.append(OCTETS)
+                body = b"bytes"
+            target = target.replace("@0", given[0]) if "@0" in target else target
+            target = target.replace("@", given[-1]) if "@" in target else target
+            answer = self.ask(method, target, *headers, body=body, at=at)
+            if answer.status == 202:
+                given.append(location(answer))
+
     def ask(
         self,
         method: str,
@@ -58,23 +76,14 @@ class Script:
         host = ("host", at.partition("://")[2])
         return self.sites[at].request(method, target, [host, *headers], body)
 
-    def where(self, answer: Response) -> str:
-        """Return the path and query of an upload's next Location."""
-        return answer.header("location").removeprefix(REGISTRY)
-
-    def begin(self, repository: str = "app") -> str:
-        return self.where(self.ask("POST", f"/v2/{repository}/blobs/uploads/"))
-
-    def patch(self, target: str, body: bytes, first: int | None = None) -> Response:
-        span = () if first is None else (("content-range", f"{first}-{first + len(body) - 1}"),)
-        return self.ask("PATCH", target, OCTETS, *span, body=body)
-
-    def end(self, target: str, digest: str, body: bytes = b"") -> Response:
-        return self.ask("PUT", f"{target}&digest={digest}", OCTETS, body=body)
+    def upload(self, digest: str, body: bytes, repository: str = "app") -> None:
+        where = location(self.ask("POST", f"/v2/{repository}/blobs/uploads/"))
+        answer = self.ask("PUT", f"{where}&digest={digest}", OCTETS, body=body)
+        assert answer.status == 201
 
     def put_blobs(self, image: Image) -> None:
         for digest, data in image.blobs.items():
-            assert self.end(self.begin(), digest, data).status == 201
+            self.upload(digest, data)
 
     def put_manifest(self, image: Image, reference: str, media_type: str = "") -> Response:
         kind = ("content-type", media_type or image.media_type)
@@ -119,7 +128,16 @@ CHILD = f"/v2/app/manifests/{IMAGE.top}"
 BLOB = f"/v2/app/blobs/{BYTES}"
 NO_API = {"referrers_api": False}
 
-Asked = tuple[Any, ...]  # the arguments of `Script.ask`
+OWN = ("POST", f"{START}?mount={BYTES}&from=app")  # asks for a blob, as rule 11 has it
+END = ("PUT", f"@&digest={BYTES}")
+CANCEL = ("DELETE", "@")
+NO_MOUNTS = {"mounts": False}
+
+
+def chunk(span: str) -> Asked:
+    return "PATCH", "@", ("content-range", span)
+
+
 REQUESTS: list[tuple[str, dict[str, Any], list[Asked]]] = [
     ("", {}, [("GET", TAGS), ("GET", V1, TAKE), ("GET", BLOB)]),
     ("refused_as_wrong", {}, [("GET", "/v2/app/blob/x")]),
@@ -131,6 +149,18 @@ REQUESTS: list[tuple[str, dict[str, Any], list[Asked]]] = [
     ("location_not_given", {}, [("PUT", f"{START}x?_state=1&digest={BYTES}", OCTETS)]),
     ("manifest_refused refused_as_wrong", {}, [("PUT", "/v2/app/manifests/v2")]),
     ("session_unused", {}, [("POST", START)]),
+    ("source_written", {}, [("POST", SOURCE + START)]),
+    ("", {}, [("POST", START), chunk("0-4"), chunk("5-9"), ("PUT", f"@&digest={THRICE}")]),
+    ("", {}, [("POST", START), CANCEL]),
+    ("chunk_order", {}, [("POST", START), chunk("0-4"), chunk("0-4")]),
+    ("location_stale", {}, [("POST", START), ("PATCH", "@0"), ("PATCH", "@0")]),
+    ("session_after_end", {}, [("POST", START), CANCEL, END]),
+    ("bytes_not_of_digest", {}, [("POST", START), ("PUT", f"@&digest={THRICE}")]),
+    ("blob_uploaded_twice second_session", {}, [("POST", START), END, ("POST", START), END]),
+    ("blob_before_session", {}, [("GET", SOURCE + BLOB), ("POST", START), END]),
+    ("", NO_MOUNTS, [OWN, END, OWN, CANCEL]),
+    ("second_session", NO_MOUNTS, [OWN, END, OWN, CANCEL, OWN, CANCEL]),
+    ("second_session", NO_MOUNTS, [OWN, CANCEL, OWN, CANCEL]),
     ("mount_uncommitted", {}, [("POST", f"{START}?mount={BYTES}&from=some/where")]),
     ("trivial_blob_fetched", {}, [("GET", f"/v2/app/blobs/{digest_of(b'{}')}")]),
     ("blob_pulled_twice", {}, [("GET", BLOB), ("GET", BLOB)]),
@@ -176,96 +206,20 @@ def test_requests_are_judged_by_the_mistake_in_them(
     IMAGE.load_into(client.app, "app", "v1", "v3")
     for data in (b"bytes", b"{}"):
         client.app.add_blob("app", data)
-    for request in requests:
-        client.ask(*request)
-    excused = {"session_unused"} - {*mistakes.split()}
-    assert client.mistakes(excused=excused) == {*mistakes.split()}
-
-
-# Uploads.
-
-
-@script("")
-def a_blob_in_chunks_and_a_cancelled_upload(client: Script) -> None:
-    first, second = client.seed.blob(4000), client.seed.blob(500)
-    where = client.where(client.patch(client.begin(), first, 0))
-    where = client.where(client.patch(where, second, 4000))
-    assert client.end(where, digest_of(first + second)).status == 201
-    assert client.ask("DELETE", client.begin()).status == 204
-
-
-@script("chunk_order")
-def a_chunk_sent_twice(client: Script) -> None:
-    where = client.where(client.patch(client.begin(), b"first", 0))
-    client.patch(where, b"first", 0)
-
-
-@script("location_stale")
-def a_location_used_for_every_chunk(client: Script) -> None:
-    where = client.begin()
-    client.patch(where, b"first")
-    client.patch(where, b"second")
-
-
-@script("session_after_end")
-def an_upload_behind_its_cancelling(client: Script) -> None:
-    where = client.begin()
-    client.ask("DELETE", where)
-    client.end(where, BYTES, b"bytes")
-
-
-@script("bytes_not_of_digest")
-def bytes_under_another_digest(client: Script) -> None:
-    client.end(client.begin(), digest_of(b"other"), b"bytes")
-
-
-@script("blob_uploaded_twice second_session")
-def a_blob_brought_twice(client: Script) -> None:
-    for _ in range(2):
-        client.end(client.begin(), BYTES, b"bytes")
-
-
-@script("blob_before_session")
-def a_source_opened_before_the_target_has_agreed(client: Script) -> None:
     client.source.add_blob("app", b"bytes")
-    client.ask("GET", BLOB, at=SOURCE)
-    client.end(client.begin(), BYTES, b"bytes")
+    client.say(requests)
+    excused = {"session_unused"} - {*mistakes.split()}
+    assert client.mistakes(excused=excused, readonly=[SOURCE]) == {*mistakes.split()}
 
 
 # Mounts.
-
-
-def ask_for_own(client: Script, digest: str) -> None:
-    """Ask for a blob as rule 11 has it, at a registry that opens a session for what is there."""
-    answer = client.ask("POST", f"{START}?mount={digest}&from=app")
-    assert answer.status == 202
-    assert client.ask("DELETE", client.where(answer)).status == 204
-
-
-@script("", mounts=False)
-def a_blob_that_is_there_is_asked_for_once(client: Script) -> None:
-    started = client.ask("POST", f"{START}?mount={BYTES}&from=app")
-    assert client.end(client.where(started), BYTES, b"bytes").status == 201
-    ask_for_own(client, BYTES)
-
-
-@script("second_session", mounts=False)
-def a_blob_that_is_there_is_asked_for_again(client: Script) -> None:
-    a_blob_that_is_there_is_asked_for_once(client)
-    ask_for_own(client, BYTES)
-
-
-@script("second_session", mounts=False)
-def a_blob_that_is_not_there_is_asked_for_twice(client: Script) -> None:
-    ask_for_own(client, BYTES)
-    ask_for_own(client, BYTES)
 
 
 @script("second_session", mounts=False)
 def a_refused_mount_and_another_post(client: Script) -> None:
     digest, body = next(iter(client.put(client.seed.image(), "v1").blobs.items()))
     client.ask("POST", f"/v2/two/blobs/uploads/?mount={digest}&from=app")
-    client.end(client.begin("two"), digest, body)
+    client.upload(digest, body, "two")
 
 
 @script("mount_refused_again", mounts=False)
@@ -278,7 +232,7 @@ def a_refused_mount_forgotten(client: Script) -> None:
 @script("upload_without_mount")
 def a_mount_not_thought_of(client: Script) -> None:
     digest, body = next(iter(client.put(client.seed.image(), "v1").blobs.items()))
-    client.end(client.begin("two"), digest, body)
+    client.upload(digest, body, "two")
 
 
 # Manifests and referrers.
@@ -341,11 +295,6 @@ def a_layer_that_must_not_be_distributed(client: Script) -> None:
     image = client.seed.image(foreign=["https://example.org/layer"])
     image.load_into(client.source, "app", "v1")
     client.ask("GET", f"/v2/app/blobs/{next(iter(image.absent))}", at=SOURCE)
-
-
-@script("source_written")
-def an_upload_to_the_source(client: Script) -> None:
-    client.ask("POST", START, at=SOURCE)
 
 
 @script("own_manifest_asked")

@@ -70,17 +70,6 @@ def test_copies_to_the_real_registry_and_back_are_the_same_bytes(
     app.journal.check()
 
 
-def test_one_platform_of_an_index_is_copied_alone(tmp_path: Path) -> None:
-    index = Seed(4).index(platforms=("linux/amd64", "linux/arm64"))
-    app = App()
-    index.load_into(app, "a/b", tag="v1")
-    with run_in_thread(app) as server:
-        places = (place(server, "a/b"), place(server, "c/d"))
-        skopeo("--override-arch=arm64", "copy", *PLAIN, *places, home=tmp_path)
-    assert app.tags("c/d") == {"v1": index.document["manifests"][1]["digest"]}
-    app.journal.check()
-
-
 @pytest.mark.parametrize("auth", [BasicAuth, TokenService])
 def test_copies_with_passwords_over_tls(auth: Any, ca: trustme.CA, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
