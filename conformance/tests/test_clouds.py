@@ -158,32 +158,14 @@ def test_every_part_of_a_request_counts(make: Callable[[], Iterator[Right]]) -> 
             assert each.send().status >= 400, each
 
 
-@pytest.mark.parametrize(
-    ("site", "host", "path"),
-    [
-        (Aws(), "sts.eu-west-1.amazonaws.com", "/"),
-        (Directory(CLOUDS["io"]), "authority", f"/{USER.tenant}/oauth2/v2.0/token"),
-        (Exchange(), "a.azurecr.io", "/oauth2/exchange"),
-        (Google(), "localhost", "/token"),
-    ],
-)
-def test_a_malformed_form_is_refused_and_noted(site: Site, host: str, path: str) -> None:
-    answer = site.request("POST", path, [("host", host), FORM], b"a=1&a=1")
-    assert answer.status == 400
-    assert site.journal.violations[-1].endswith("the form is malformed")
-
-
 # AWS.
 
 
 @pytest.mark.parametrize(
     ("status", "method", "path", "headers"),
     [
-        (405, "GET", "/latest/api/token", [SECONDS]),
         (400, "PUT", "/latest/api/token", []),
         (403, "GET", ROLES, [("X-Forwarded-For", "10.0.0.1")]),
-        (404, "POST", ROLES, []),
-        (404, "GET", "/latest/user-data", []),
         (404, "GET", f"{ROLES}other", []),
     ],
 )

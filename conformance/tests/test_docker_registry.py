@@ -245,9 +245,3 @@ def test_a_missing_program_is_an_error_that_names_its_package(
         pass
     with pytest.raises(MissingProgram, match="apt-get install skopeo"):
         skopeo("--version", home=tmp_path)
-
-
-def test_a_registry_that_cannot_start_says_why(tmp_path: Path) -> None:
-    files = (tmp_path / "no-cert", tmp_path / "no-key")
-    with pytest.raises(RuntimeError, match="no-cert"), docker_registry(tmp_path, tls=files):
-        pass

@@ -538,10 +538,11 @@ def test_a_refusal_disturbs_a_run_and_a_challenge_does_not(client: Script, statu
 @pytest.mark.parametrize("answer", [error(503, "UNAVAILABLE", "later"), b""])
 def test_a_failure_excuses_one_repetition(client: Script, answer: Response | bytes) -> None:
     client.app.add_blob("app", b"bytes")
-    answers = [answer]
-    client.app.intercept = lambda request: answers.pop() if answers else None
-    for _ in range(2):
-        client.app.handle(Request("GET", BLOB, [("host", "registry.test")]))
+    client.ask("GET", BLOB)
+    client.app.intercept = lambda request: answer
+    client.app.handle(Request("GET", BLOB, [("host", "registry.test")]))
+    client.app.intercept = None
+    client.ask("GET", BLOB)
     assert client.mistakes() == set()
     client.ask("GET", BLOB)
     assert client.mistakes() == {"blob_pulled_twice"}, "not as often as one likes"
@@ -587,15 +588,17 @@ def test_the_answer_of_a_hook_proves_nothing(client: Script) -> None:
     assert client.mistakes() == set()
 
 
-def test_what_is_not_answered_yet_is_not_known(client: Script) -> None:
-    """Two requests under way at once: the second was sent before the first could say anything."""
+def test_what_a_client_cannot_have_read_is_not_known(client: Script) -> None:
+    """Requests under way at once, and one on another connection as soon as the first was answered."""
     host = [("host", "registry.test")]
-    exchanges = [client.app.open(Request("HEAD", BLOB, host, connection=n)) for n in (1, 2)]
+    asked = [Request("HEAD", BLOB, host, connection=number) for number in (1, 2, 3)]
+    exchanges = [client.app.open(request) for request in asked[:2]]
     for exchange in exchanges:
         exchange.start(None)
         exchange.finish()
+    client.app.handle(asked[2])
     assert client.mistakes() == set()
-    client.app.handle(Request("HEAD", BLOB, host, connection=1))
+    client.app.handle(asked[0])
     assert client.mistakes() == {"known_blob_asked"}
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 from collections.abc import Iterator
 
 import anyio
 import pytest
-import trustme
 
 from conformance.evidence import Act
 from conformance.http import DRAINED, Server, Site, run_in_thread, serve
@@ -21,9 +19,7 @@ from conformance.images import Seed
 from conformance.memory import End, Link, network
 from conformance.messages import Request, Response, digest_of, error
 from conformance.registry import App
-from conformance.storage import OCI_MANIFEST
 from conformance.tests.asking import NOWHERE, OCTETS, begin, location, refused
-from conformance.walks import fetch_http, identical, push_http
 
 PING = b"GET /v2/ HTTP/1.1\r\nHost: r.test\r\n\r\n"
 LAST = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -103,12 +99,6 @@ def test_what_is_not_http_is_refused_and_noted(
     assert "not HTTP" in server.journal.violations[0]
 
 
-def test_a_connection_of_http_1_0_ends_behind_its_answer(server: Server) -> None:
-    said = talk(server, PING.replace(b"1.1\r\n", b"1.0\r\n") + PING)
-    assert said.count(b"HTTP/1.1 200 ") == 1
-    assert b"\r\nConnection: close\r\n" in said
-
-
 def test_a_tls_greeting_on_a_plain_port_is_counted(server: Server) -> None:
     for ending in (b"", b"\n\n\x00"):
         assert talk(server, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + ending) == b""
@@ -128,15 +118,6 @@ def test_a_body_that_breaks_is_kept_for_resuming(server: Server, app: App, codin
     assert status.header("Range") == "0-3"
     assert app.request("PATCH", location(status), [OCTETS], b"rest").status == 202
     assert server.journal.matching("PATCH")[0].status is None
-
-
-def test_a_manifest_whose_body_breaks_leaves_nothing(server: Server, app: App) -> None:
-    head = f"PUT /v2/a/b/manifests/v1 HTTP/1.1\r\nHost: x\r\nContent-Type: {OCI_MANIFEST}\r\n"
-    with socket.create_connection((server.host, server.port), timeout=10) as sock:
-        sock.sendall(f"{head}Content-Length: 9\r\n\r\n{{".encode())
-        sock.shutdown(socket.SHUT_WR)
-        assert sock.recv(1) == b""
-    assert not app.repositories
 
 
 def test_a_large_body_goes_in_and_out_unchanged(server: Server, app: App) -> None:
@@ -164,48 +145,6 @@ def test_a_refusal_waits_for_small_bodies_only(server: Server, size: int, early:
         assert said.startswith(b"HTTP/1.1 404 ")
         assert (b"\r\nConnection: close\r\n" in said) == early
     assert server.journal.bytes_in() == (0 if early else size)
-
-
-def test_tls_is_spoken_when_a_context_is_given(app: App, ca: trustme.CA) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    trusting = ssl.create_default_context()
-    ca.configure_trust(trusting)
-    image = Seed(2).image(sizes=(1 << 20,))
-    with run_in_thread(app, ssl_context=context) as server:
-        push_http(image, server.address, "a/b", "v1", context=trusting)
-        got = fetch_http(server.address, "a/b", "v1", context=trusting)
-        assert identical(got, image.contents())
-        with pytest.raises(ssl.SSLCertVerificationError):
-            fetch_http(server.address, "a/b", "v1", context=ssl.create_default_context())
-    assert [entry.origin for entry in app.journal.entries[:1]] == [server.url]
-    assert server.url.startswith("https://")
-
-
-async def test_many_connections_are_served_at_once_on_one_loop(app: App) -> None:
-    """An asynchronous intercept holds all of them until the last has come."""
-    here = 0
-    everybody = anyio.Event()
-
-    async def hold(request: Request) -> None:
-        nonlocal here
-        here += 1
-        if here == 30:
-            everybody.set()
-        await everybody.wait()
-
-    app.intercept = hold
-
-    async def ask(server: Server) -> None:
-        async with await anyio.connect_tcp(server.host, server.port) as stream:
-            await stream.send(PING)
-            assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
-
-    with anyio.fail_after(10):
-        async with serve(app) as server, anyio.create_task_group() as tasks:
-            for _ in range(30):
-                tasks.start_soon(ask, server)
-    assert app.journal.count(status=200) == 30
 
 
 async def test_the_failure_of_the_block_leaves_the_server_as_it_is(app: App) -> None:
