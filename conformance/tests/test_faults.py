@@ -112,13 +112,6 @@ def test_at_the_answer_all_was_carried_out(
     assert app.blob("a/b", digest_of(body)) == body
 
 
-def test_before_the_request_nothing_was_carried_out(app: App, server: Server) -> None:
-    app.faults.on("POST").drop()
-    assert isinstance(ask(server, "POST", "/v2/app/blobs/uploads/"), http.client.RemoteDisconnected)
-    assert app.uploads() == 0
-    assert app.journal.entries[0].status is None
-
-
 @pytest.mark.parametrize(
     ("to", "location"),
     [
@@ -488,18 +481,13 @@ def test_a_fault_that_did_not_happen_fails_the_check(
     ("say", "why"),
     [
         (lambda f: f.on("FETCH"), "no method FETCH"),
-        (lambda f: f.on("GET", "blobs"), "no kind blobs"),
         (lambda f: f.on().nth(0), "counted from 1"),
         (lambda f: f.on().first(1).nth(2), "said already"),
         (lambda f: f.on().chance(1.5), "probability"),
         (lambda f: f.on().drop().status(503), "ends once"),
-        (lambda f: f.on().status(100), "no final status"),
-        (lambda f: f.on().challenge(), "words or a realm"),
         (lambda f: f.on().forget(), "only an upload"),
         (lambda f: f.on().drop(5, at="answer"), "either after bytes or at a place"),
         (lambda f: f.on().delay(1, of="request"), "of needs after"),
-        (lambda f: f.on().throttle(0), "at least one"),
-        (lambda f: f.on().lie(), "about which header"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused_where_it_is_written(
