@@ -1,7 +1,8 @@
-"""What tests of the registry share: constants, an empty registry, how it is asked without a server."""
+"""What the tests share: constants, an empty registry, a clock, how a site is asked without a server."""
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,21 @@ ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64
 OCTETS = ("Content-Type", "application/octet-stream")
 TAKE = ("Accept", ACCEPT)
+
+
+class Clock:
+    """Time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -35,6 +51,18 @@ def refused(answer: Response, status: int, *codes: str) -> Response:
     assert answer.header("Content-Type") == "application/json"
     assert all(entry["message"] for entry in answer.json()["errors"])
     return answer
+
+
+def basic(user: str, password: str) -> tuple[str, str]:
+    """Return the header with a login."""
+    login = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return "authorization", f"Basic {login}"
+
+
+def bearer(answer: Response) -> tuple[str, str]:
+    """Return the header with the token that was given."""
+    assert answer.status == 200
+    return "authorization", f"Bearer {answer.json()['token']}"
 
 
 def location(answer: Response) -> str:

@@ -2,15 +2,15 @@
 
 It has to be installed (`apt-get install skopeo`). What it cannot do with the harness, the harness
 gets wrong: each test ends with `journal.check()`, so that no refusal of a correct client goes
-unseen. test_shapes_elsewhere.py has it copy every kind of content, test_personas.py to every provider.
+unseen. In test_shapes.py it copies every kind of content.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import trustme
 
 from conformance.http import Server, run_in_thread
 from conformance.images import Seed
+from conformance.names import names
+from conformance.personas import persona
 from conformance.programs import PASSWORD, USER, skopeo
 from conformance.registry import App
 from conformance.tokens import BasicAuth, TokenService
@@ -30,18 +32,27 @@ PLAIN = ("--src-tls-verify=false", "--dest-tls-verify=false")
 CREDENTIALS = (f"--src-creds={USER}:{PASSWORD}", f"--dest-creds={USER}:{PASSWORD}")
 
 
-@contextmanager
-def registries(*apps: App, context: ssl.SSLContext | None = None) -> Iterator[list[Server]]:
-    """Serve some registries; what no correct client sends fails the test."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(run_in_thread(app, ssl_context=context)) for app in apps]
-        yield servers
-        for server in servers:
-            server.journal.check()
+def place(server: Server, repository: str) -> str:
+    return f"docker://{server.address}/{repository}:v1"
 
 
-def place(server: Server, repository: str, reference: str = "v1") -> str:
-    return f"docker://{server.address}/{repository}{'@' if ':' in reference else ':'}{reference}"
+@pytest.mark.parametrize("name", ["strict", "distribution", "distribution3", "old", "redirecting"])
+def test_copies_into_out_of_and_within(name: str, seed: Seed, tmp_path: Path) -> None:
+    image = seed.index(platforms=("linux/amd64", "linux/arm64/v8"))
+    with persona("strict") as plain, persona(name) as other:
+        image.load_into(plain.app, "team/app", tag="v1")
+        here, there = f"docker://{plain.address}/team", f"docker://{other.address}/team"
+        for source, target in (
+            (f"{here}/app:v1", f"{there}/app:v1"),
+            (f"{there}/app:v1", f"{there}/copy:v1"),
+            (f"{there}/copy:v1", f"{here}/back:v1"),
+        ):
+            skopeo("copy", "--all", *PLAIN, source, target, home=tmp_path)
+        assert identical(fetch_http(plain.app, "team/back", "v1"), image.contents())
+        if name == "redirecting":
+            assert other.servers["storage"].journal.count("GET", status=200) > 0
+        other.check()
+        plain.check()
 
 
 @pytest.mark.parametrize("format", ["oci", "docker"])
@@ -50,101 +61,68 @@ def test_copies_to_the_real_registry_and_back_are_the_same_bytes(
 ) -> None:
     app = App()
     image = Seed(3).index(format=format, spacing="odd").load_into(app, "a/b", tag="v1")
-    with registries(app) as (ours,):
+    with run_in_thread(app) as ours:
         there = f"docker://{docker_registry}/a/b:v1"
         skopeo("copy", "--all", *PLAIN, place(ours, "a/b"), there, home=tmp_path)
         skopeo("copy", "--all", *PLAIN, there, place(ours, "c/d"), home=tmp_path)
-        assert identical(fetch_http(ours.address, "c/d", "v1"), image.contents())
-        assert identical(fetch_http(docker_registry, "a/b", "v1"), image.contents())
+    assert identical(fetch_http(app, "c/d", "v1"), image.contents())
+    assert identical(fetch_http(docker_registry, "a/b", "v1"), image.contents())
+    app.journal.check()
 
 
-@pytest.mark.parametrize("format", ["oci", "docker"])
-def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -> None:
-    index = Seed(4).index(format=format, platforms=("linux/amd64", "linux/arm64", "linux/s390x"))
-    one = App()
-    other = App()
-    index.load_into(one, "a/b", tag="v1")
-    with registries(one, other) as (source, target):
-        skopeo(
-            "--override-arch=arm64",
-            "copy",
-            *PLAIN,
-            place(source, "a/b"),
-            place(target, "a/b"),
-            home=tmp_path,
-        )
-    child = index.document["manifests"][1]
-    assert child["platform"]["architecture"] == "arm64"
-    assert other.tags("a/b") == {"v1": child["digest"]}
-    assert list(other.repositories["a/b"].manifests) == [child["digest"]]
-
-
-@pytest.mark.parametrize(
-    "options", [pytest.param({"mounts": False}, id="no mounts"), pytest.param({}, id="mounts")]
-)
-def test_copies_to_every_kind_of_registry_and_within_it(
-    options: Mapping[str, Any], tmp_path: Path
-) -> None:
-    image = Seed(6).index(format="docker")
-    one = App()
-    other = App(**options)
-    image.load_into(one, "a/b", tag="v1")
-    with registries(one, other) as (source, target):
-        skopeo("copy", "--all", *PLAIN, place(source, "a/b"), place(target, "a/b"), home=tmp_path)
-        skopeo("copy", "--all", *PLAIN, place(target, "a/b"), place(target, "c/d"), home=tmp_path)
-        assert identical(fetch_http(target.address, "c/d", "v1"), image.contents())
-
-
-AUTHS: Mapping[str, Callable[[], Any]] = {
-    "basic": lambda: BasicAuth({USER: PASSWORD}),
-    "bearer": lambda: TokenService({USER: PASSWORD}, anonymous=False),
-}
-
-
-@pytest.mark.parametrize("auth", AUTHS)
-def test_copies_with_passwords_over_tls(auth: str, ca: trustme.CA, tmp_path: Path) -> None:
+@pytest.mark.parametrize("auth", [BasicAuth, TokenService])
+def test_copies_with_passwords_over_tls(auth: Any, ca: trustme.CA, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     (tmp_path / "certs").mkdir()
     ca.cert_pem.write_to_path(tmp_path / "certs" / "ca.crt")
     trusted = (f"--src-cert-dir={tmp_path / 'certs'}", f"--dest-cert-dir={tmp_path / 'certs'}")
     image = Seed(7).index()
-    one = App(auth=AUTHS[auth]())
-    other = App(auth=AUTHS[auth]())
-    image.load_into(one, "a/b", tag="v1")
-    with registries(one, other, context=context) as (source, target):
-        places = (place(source, "a/b"), place(target, "c/d"))
+    app = App(auth=auth({USER: PASSWORD}))
+    image.load_into(app, "a/b", tag="v1")
+    with run_in_thread(app, ssl_context=context) as server:
+        places = (place(server, "a/b"), place(server, "c/d"))
         skopeo("copy", "--all", *trusted, *CREDENTIALS, *places, home=tmp_path)
         with pytest.raises(AssertionError, match="certificate"):
             skopeo("copy", "--all", *CREDENTIALS, *places, home=tmp_path)
         with pytest.raises(AssertionError, match=r"unauthorized|authentication required|incorrect"):
-            skopeo("copy", "--all", *trusted, *places, home=tmp_path)
-        assert source.journal.hellos == target.journal.hellos == 0
-    copied = other.manifest("c/d", "v1")
-    assert copied is not None
-    assert copied.digest == image.top
-    assert other.repositories["c/d"].manifests.keys() == image.manifests.keys()
+            skopeo("copy", "--all", *trusted, *places[:1], place(server, "e/f"), home=tmp_path)
+    assert app.tags("c/d") == {"v1": image.top}
+    assert app.repositories["c/d"].manifests.keys() == image.manifests.keys()
+    app.journal.check()
 
 
-def test_tags_are_listed_page_by_page(tmp_path: Path) -> None:
+def test_tags_are_listed_page_by_page(seed: Seed, tmp_path: Path) -> None:
     app = App(page_size=10)
     tags = [f"v{number:02}" for number in range(35)]
-    seed = Seed(8)
-    for tag in tags:
-        seed.image(sizes=(50,)).load_into(app, "a/b", tag=tag)
-    with registries(app) as (server,):
+    seed.image().load_into(app, "a/b", *tags)
+    with run_in_thread(app) as server:
         where = f"docker://{server.address}/a/b"
         listed = json.loads(skopeo("list-tags", "--tls-verify=false", where, home=tmp_path))
-        assert listed["Tags"] == tags
-        assert server.journal.count("GET", "tag_list") == 4
+    assert listed["Tags"] == tags
+    assert app.journal.count("GET", "tag_list") == 4
+    app.journal.check()
 
 
-def test_a_copy_by_digest_and_a_look(tmp_path: Path) -> None:
-    one = App()
-    other = App()
-    image = Seed(10).image().load_into(one, "a/b", tag="v1")
-    with registries(one, other) as (source, target):
-        there = place(target, "a/b")
-        skopeo("copy", *PLAIN, place(source, "a/b", image.top), there, home=tmp_path)
-        seen = json.loads(skopeo("inspect", "--tls-verify=false", there, home=tmp_path))
-    assert (seen["Digest"], seen["RepoTags"]) == (image.top, ["v1"])
+def test_copies_out_of_hub_by_name(seed: Seed, tmp_path: Path) -> None:
+    """Through the forward proxy, over TLS by the throw-away authority, with the token service
+    elsewhere.
+    """
+    out = tmp_path / "out"
+    command = ["skopeo", "--insecure-policy", "copy", "docker://alpine:3", f"dir:{out}"]
+    home = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    with names(tmp_path) as known, persona("dockerhub", names=known) as hub:
+        image = seed.image().load_into(hub.app, "library/alpine", tag="3")
+        ran = subprocess.run(
+            command,
+            env={**home, **known.environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        hub.check()
+    assert (out / "manifest.json").read_bytes() == image.body
+    assert {*known.tunnels} == {"registry-1.docker.io:443", "auth.docker.io:443"}
+    assert known.refused == []

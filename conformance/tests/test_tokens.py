@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
 import itertools
-import json
 
 import pytest
 
-from conformance.http import Site, run_in_thread
 from conformance.images import Seed
 from conformance.messages import Response
 from conformance.registry import App
-from conformance.tests.asking import NOWHERE, refused
+from conformance.tests.asking import NOWHERE, Clock, basic, bearer, refused
 from conformance.tokens import BasicAuth, TokenService
-from conformance.walks import fetch_http, identical
 
-
-def ask_token(app: Site, query: str, secret: str | None = None, path: str = "/token") -> Response:
-    headers = (
-        [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())] if secret else []
-    )
-    return app.request("GET", f"{path}?{query}", headers)
-
-
-def bearer(app: Site, query: str, secret: str | None = None) -> list[tuple[str, str]]:
-    """Obtain a token; return the header that carries it."""
-    answer = ask_token(app, query, secret)
-    assert answer.status == 200
-    return [("Authorization", f"Bearer {answer.json()['token']}")]
-
-
+TAGS = "/v2/a/b/tags/list"
+START = "/v2/a/b/blobs/uploads/"
 PULL = "service=registry.test&scope=repository:a/b:pull"
 PUSH = "service=registry.test&scope=repository:a/b:pull,push"
+ME = basic("me", "secret:1")
 
 
 @pytest.fixture
-def tokens() -> TokenService:
-    return TokenService({"me": "secret:1"})
+def tokens(clock: Clock) -> TokenService:
+    return TokenService({"me": "secret:1"}, now=clock)
 
 
 @pytest.fixture
@@ -48,199 +31,177 @@ def guarded(tokens: TokenService, seed: Seed) -> App:
     return app
 
 
-def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
-    answer = refused(guarded.request("GET", "/v2/a/b/tags/list"), 401, "UNAUTHORIZED")
-    assert answer.header("WWW-Authenticate") == (
-        'Bearer realm="http://registry.test/token",service="registry.test",scope="repository:a/b:pull"'
-    )
-    for method, target, scope in (
-        ("GET", "/v2/", ""),
-        ("POST", "/v2/a/b/blobs/uploads/", "repository:a/b:pull,push"),
-        ("DELETE", "/v2/a/b/blobs/uploads/x", "repository:a/b:delete"),
-        (
-            "POST",
-            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c",
-            "repository:a/b:pull,push repository:c:pull",
-        ),
-    ):
-        said = guarded.request(method, target).header("WWW-Authenticate")
-        assert said.partition("scope=")[2] == (f'"{scope}"' if scope else "")
-    assert "a/b" in guarded.repositories
+def token(app: App, query: str, *headers: tuple[str, str]) -> tuple[str, str]:
+    """Obtain a token; return the header that carries it."""
+    return bearer(app.request("GET", f"/token?{query}", headers))
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "scope"),
+    [
+        ("GET", "/v2/", None),
+        ("GET", TAGS, "repository:a/b:pull"),
+        ("POST", START, "repository:a/b:pull,push"),
+        ("DELETE", f"{START}x", "repository:a/b:delete"),
+        ("POST", f"{START}?mount={NOWHERE}&from=c", "repository:a/b:pull,push repository:c:pull"),
+    ],
+)
+def test_a_challenge_names_realm_service_and_scope(
+    guarded: App, method: str, target: str, scope: str | None
+) -> None:
+    answer = refused(guarded.request(method, target), 401, "UNAUTHORIZED")
+    challenge = 'Bearer realm="http://registry.test/token",service="registry.test"'
+    challenge += f',scope="{scope}"' if scope else ""
+    assert answer.header("WWW-Authenticate") == challenge
     assert not guarded.uploads()
 
 
 def test_no_damaged_byte_makes_the_token_of_another_service() -> None:
     asked = [TokenService().request("GET", "/token?service=registry.test") for _ in range(30)]
-    tokens = [answer.json()["token"] for answer in asked]
-    for one, other in itertools.combinations(tokens, 2):
+    for one, other in itertools.combinations((answer.json()["token"] for answer in asked), 2):
         if len(one) == len(other):
             assert sum(a != b for a, b in zip(one, other, strict=True)) > 1
 
 
 def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -> None:
-    pull = bearer(guarded, PULL)
-    push = bearer(guarded, PUSH, "me:secret:1")
-    assert pull[0][1].startswith("Bearer token-1.")
-    assert guarded.request("GET", "/v2/", pull).status == 200
-    assert guarded.request("GET", "/v2/a/b/tags/list", pull).status == 200
-    assert guarded.request("POST", "/v2/a/b/blobs/uploads/", push).status == 202
-    for target, method in (("/v2/a/b/blobs/uploads/", "POST"), ("/v2/other/tags/list", "GET")):
-        answer = refused(guarded.request(method, target, pull), 401, "UNAUTHORIZED")
-        assert 'error="insufficient_scope"' in answer.header("WWW-Authenticate")
-    refused(guarded.request("DELETE", "/v2/a/b/blobs/uploads/x", push), 401, "UNAUTHORIZED")
-    answer = refused(
-        guarded.request("GET", "/v2/", [("Authorization", "Bearer x")]), 401, "UNAUTHORIZED"
-    )
-    assert 'error="invalid_token"' in answer.header("WWW-Authenticate")
-    value = pull[0][1].removeprefix("Bearer ")
-    refused(
-        guarded.request("GET", "/v2/", [("Authorization", f"Basic {value}")]), 401, "UNAUTHORIZED"
-    )
-    assert tokens.requests == guarded.journal.count(kind="token") == 2
-    assert tokens.issued == ["repository:a/b:pull", "repository:a/b:pull,push"]
+    pull = token(guarded, PULL)
+    push = token(guarded, PUSH, ME)
+    anonymous = token(guarded, PUSH)
+    everything = token(guarded, "service=registry.test&scope=repository:a/b:*", ME)
+    assert guarded.request("GET", TAGS, [pull]).status == 200
+    assert guarded.request("POST", START, [push]).status == 202
+    assert guarded.request("DELETE", f"{START}x", [everything]).status == 404
+    for method, target, header, problem in (
+        ("POST", START, pull, "insufficient_scope"),
+        ("POST", START, anonymous, "insufficient_scope"),
+        ("GET", "/v2/other/tags/list", pull, "insufficient_scope"),
+        ("DELETE", f"{START}x", push, "insufficient_scope"),
+        ("GET", "/v2/", ("Authorization", "Bearer x"), "invalid_token"),
+        ("GET", "/v2/", ("Authorization", pull[1].replace("Bearer", "Basic")), "invalid_token"),
+    ):
+        answer = refused(guarded.request(method, target, [header]), 401, "UNAUTHORIZED")
+        assert f'error="{problem}"' in answer.header("WWW-Authenticate")
+    assert tokens.requests == guarded.journal.count(kind="token") == len(tokens.issued) == 4
     guarded.journal.check()
 
 
-def test_grants_are_the_intersection_of_what_is_asked_and_allowed(guarded: App) -> None:
-    anonymous = bearer(guarded, PUSH)
-    assert guarded.request("GET", "/v2/a/b/tags/list", anonymous).status == 200
-    refused(guarded.request("POST", "/v2/a/b/blobs/uploads/", anonymous), 401, "UNAUTHORIZED")
-    everything = bearer(guarded, "service=registry.test&scope=repository:a/b:*", "me:secret:1")
-    assert guarded.request("DELETE", "/v2/a/b/blobs/uploads/x", everything).status == 404
-
-
 @pytest.mark.parametrize("one_scope", [False, True])
-@pytest.mark.parametrize(
-    "form", ["scope={0}&scope={1}", "scope={0}%20{1}"], ids=["repeated", "one parameter"]
-)
+@pytest.mark.parametrize("form", ["scope={0}&scope={1}", "scope={0}%20{1}"])
 def test_several_scopes_are_one_token(
     guarded: App, tokens: TokenService, one_scope: bool, form: str
 ) -> None:
     tokens.one_scope = one_scope
     query = form.format("repository:a/b:pull", "repository:c/d:pull")
-    header = bearer(guarded, f"service=registry.test&{query}")
-    assert guarded.request("GET", "/v2/a/b/tags/list", header).status == 200
+    header = token(guarded, f"service=registry.test&{query}")
+    assert guarded.request("GET", TAGS, [header]).status == 200
     expected = 401 if one_scope and "&scope" in form else 404
-    assert guarded.request("GET", "/v2/c/d/tags/list", header).status == expected
+    assert guarded.request("GET", "/v2/c/d/tags/list", [header]).status == expected
 
 
-def test_tokens_end(guarded: App, tokens: TokenService) -> None:
-    clock = [0.0]
-    tokens.now = lambda: clock[0]
+def test_tokens_end(guarded: App, tokens: TokenService, clock: Clock) -> None:
     tokens.expires_in = 60
-    header = bearer(guarded, PULL)
-    for now, status in ((59.9, 200), (60.0, 401)):
-        clock[0] = now
-        assert guarded.request("GET", "/v2/a/b/tags/list", header).status == status
+    header = token(guarded, PULL)
+    for seconds, status in ((59.9, 200), (0.1, 401)):
+        clock.now += seconds
+        assert guarded.request("GET", TAGS, [header]).status == status
+
     tokens.expires_in = None
     tokens.lifetime = 10.0
-    assert "expires_in" not in ask_token(guarded, PULL).json()
-    header = bearer(guarded, PULL)
-    clock[0] = 70.0
-    assert guarded.request("GET", "/v2/", header).status == 401
-    header = bearer(guarded, PULL)
+    answer = guarded.request("GET", f"/token?{PULL}")
+    assert "expires_in" not in answer.json()
+    clock.now += 10
+    assert guarded.request("GET", TAGS, [bearer(answer)]).status == 401
+
+    tokens.uses = 1
+    header = token(guarded, PULL)
+    assert [guarded.request("GET", TAGS, [header]).status for _ in range(2)] == [200, 401]
+    header = token(guarded, PULL)
     tokens.revoke()
-    assert guarded.request("GET", "/v2/", header).status == 401
+    assert guarded.request("GET", TAGS, [header]).status == 401
 
 
 def test_wrong_credentials_get_no_token(guarded: App, tokens: TokenService) -> None:
-    for secret in ("me:secret", "you:secret:1", "me"):
-        refused(ask_token(guarded, PULL, secret), 401, "UNAUTHORIZED")
-    junk = guarded.request("GET", f"/token?{PULL}", [("Authorization", "Basic !")])
-    refused(junk, 401, "UNAUTHORIZED")
+    def ask(*headers: tuple[str, str]) -> Response:
+        return guarded.request("GET", f"/token?{PULL}", headers)
+
+    for login in (basic("me", "secret"), basic("you", "secret:1"), ("Authorization", "Basic !")):
+        refused(ask(login), 401, "UNAUTHORIZED")
     tokens.anonymous = False
-    refused(ask_token(guarded, PULL), 401, "UNAUTHORIZED")
+    refused(ask(), 401, "UNAUTHORIZED")
     assert tokens.issued == []
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "scope=repository:a/b:pull",
-        "service=other&scope=repository:a/b:pull",
-        "service=registry.test&scope=a/b",
-    ],
-    ids=["no service", "another service", "malformed scope"],
-)
-def test_malformed_token_requests_are_refused_and_noted(
-    guarded: App, tokens: TokenService, query: str
-) -> None:
-    refused(ask_token(guarded, query), 400, "UNSUPPORTED")
-    assert tokens.journal.violations
-    assert tokens.issued == []
-
-
-FORM = [("Content-Type", "application/x-www-form-urlencoded")]
+FORM = ("Content-Type", "application/x-www-form-urlencoded")
 GRANT = "service=registry.test&client_id=x&scope=repository:a/b:pull+repository:c/d:pull"
 
 
 def test_post_gives_a_token_for_a_refresh_token_or_a_password(
     guarded: App, tokens: TokenService
 ) -> None:
-    offline = ask_token(guarded, f"{PULL}&offline_token=true", "me:secret:1").json()[
-        "refresh_token"
-    ]
-    assert "refresh_token" not in ask_token(guarded, f"{PULL}&offline_token=true").json()
+    def ask(grant: str) -> Response:
+        return guarded.request("POST", "/token", [FORM], f"{GRANT}&{grant}".encode())
+
+    offline = f"/token?{PULL}&offline_token=true"
+    assert "refresh_token" not in guarded.request("GET", offline).json()
+    refresh = guarded.request("GET", offline, [ME]).json()["refresh_token"]
     for grant in (
-        f"grant_type=refresh_token&refresh_token={offline}",
+        f"grant_type=refresh_token&refresh_token={refresh}",
         "grant_type=password&username=me&password=secret:1",
     ):
-        answer = guarded.request("POST", "/token", FORM, f"{GRANT}&{grant}".encode())
-        header = [("Authorization", f"Bearer {answer.json()['token']}")]
-        assert guarded.request("GET", "/v2/a/b/tags/list", header).status == 200
-        assert guarded.request("GET", "/v2/c/d/tags/list", header).status == 404
+        header = bearer(ask(grant))
+        assert guarded.request("GET", TAGS, [header]).status == 200
+        assert guarded.request("GET", "/v2/c/d/tags/list", [header]).status == 404
     for grant in (
         "grant_type=refresh_token&refresh_token=x",
         "grant_type=refresh_token",
         "grant_type=password&username=me&password=x",
         "grant_type=password&username=x",
     ):
-        refused(
-            guarded.request("POST", "/token", FORM, f"{GRANT}&{grant}".encode()),
-            401,
-            "UNAUTHORIZED",
-        )
+        refused(ask(grant), 401, "UNAUTHORIZED")
     guarded.journal.check()
     tokens.journal.check()
 
 
 @pytest.mark.parametrize(
-    ("headers", "body"),
+    ("method", "query", "headers", "body"),
     [
-        pytest.param([], f"{GRANT}&grant_type=password", id="no form"),
-        pytest.param(FORM, GRANT, id="no grant"),
-        pytest.param(FORM, f"{GRANT}&grant_type=magic", id="unknown grant"),
-        pytest.param(FORM, "grant_type=password&client_id=x", id="no service"),
-        pytest.param(FORM, "grant_type=password&service=registry.test", id="no client"),
+        ("GET", "scope=repository:a/b:pull", [], ""),
+        ("GET", "service=other&scope=repository:a/b:pull", [], ""),
+        ("GET", "service=registry.test&scope=a/b", [], ""),
+        ("POST", "", [], f"{GRANT}&grant_type=password"),
+        ("POST", "", [FORM], GRANT),
+        ("POST", "", [FORM], f"{GRANT}&grant_type=magic"),
+        ("POST", "", [FORM], f"{GRANT}&grant_type=password&grant_type=password"),
+        ("POST", "", [FORM], "grant_type=password&client_id=x"),
+        ("POST", "", [FORM], "grant_type=password&service=registry.test"),
     ],
 )
-def test_malformed_grants_are_refused_and_noted(
-    guarded: App, tokens: TokenService, headers: list[tuple[str, str]], body: str
+def test_malformed_token_requests_are_refused_and_noted(
+    guarded: App,
+    tokens: TokenService,
+    method: str,
+    query: str,
+    headers: list[tuple[str, str]],
+    body: str,
 ) -> None:
-    refused(guarded.request("POST", "/token", headers, body.encode()), 400, "UNSUPPORTED")
+    answer = guarded.request(method, f"/token?{query}", headers, body.encode() or None)
+    refused(answer, 400, "UNSUPPORTED")
     assert tokens.journal.violations
-
-
-def test_tokens_are_given_to_get_and_post_only(guarded: App) -> None:
-    refused(guarded.request("PUT", "/token", FORM, GRANT.encode()), 405, "UNSUPPORTED")
+    assert tokens.issued == []
 
 
 def test_the_token_service_can_live_elsewhere(seed: Seed) -> None:
-    service = TokenService(path="/auth")
+    service = TokenService(path="/auth", realm="https://there.test/auth")
     app = App(auth=service)
-    image = seed.image().load_into(app, "a/b", tag="v1")
-    with run_in_thread(service) as there, run_in_thread(app) as here:
-        service.realm = f"{there.url}/auth"
-        assert f'realm="{there.url}/auth"' in app.request("GET", "/v2/").header("WWW-Authenticate")
-        connection = http.client.HTTPConnection(there.address, timeout=10)
-        connection.request("GET", f"/auth?{PULL}")
-        token = json.loads(connection.getresponse().read())["token"]
-        connection.close()
-        got = fetch_http(here.address, "a/b", "v1", authorization=f"Bearer {token}")
-    assert identical(got, image.contents())
+    seed.image().load_into(app, "a/b", tag="v1")
+    challenge = app.request("GET", "/v2/").header("WWW-Authenticate")
+    assert 'realm="https://there.test/auth"' in challenge
+    header = bearer(service.request("GET", f"/auth?{PULL}"))
+    assert app.request("GET", TAGS, [header]).status == 200
     assert service.journal.summary() == {"GET token": 1}
     refused(app.request("GET", "/auth"), 404, "UNSUPPORTED")
     refused(service.request("GET", "/other"), 404, "UNSUPPORTED")
+    refused(service.request("PUT", "/auth"), 405, "UNSUPPORTED")
 
 
 def test_basic_is_asked_for_on_every_request(seed: Seed) -> None:
@@ -249,12 +210,15 @@ def test_basic_is_asked_for_on_every_request(seed: Seed) -> None:
     seed.image().load_into(app, "a/b", tag="v1")
     answer = refused(app.request("GET", "/v2/"), 401, "UNAUTHORIZED")
     assert answer.header("WWW-Authenticate") == 'Basic realm="registry"'
-    for secret, status in (("me:secret:1", 200), ("me:secret", 401), ("you:secret:1", 401)):
-        header = [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())]
-        assert app.request("GET", "/v2/a/b/tags/list", header).status == status
-    other = [("Authorization", "Bearer " + base64.b64encode(b"me:secret:1").decode())]
-    assert app.request("GET", "/v2/", other).status == 401
+    bearing = (ME[0], ME[1].replace("Basic", "Bearer"))
+    for header, status in (
+        (ME, 200),
+        (basic("me", "secret"), 401),
+        (basic("you", "secret:1"), 401),
+        (bearing, 401),
+    ):
+        assert app.request("GET", TAGS, [header]).status == status
     auth.anonymous_pull = True
-    assert app.request("GET", "/v2/a/b/tags/list").status == 200
+    assert app.request("GET", TAGS).status == 200
     assert app.request("GET", "/v2/").status == 401
-    assert app.request("POST", "/v2/a/b/blobs/uploads/").status == 401
+    assert app.request("POST", START).status == 401
