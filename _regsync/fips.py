@@ -23,6 +23,8 @@ REMEDY = (
     "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, and activate "
     "it in the file that OPENSSL_CONF names (docs/install.md), or use regsync-nofips.pyz"
 )
+if IS_STATIC:
+    REMEDY = "the file is not as it was built: compare it with SHA256SUMS, and bring it again"
 
 # The module inside the static executable, by its own name, and what is claimed about it.
 _MODULE = "AWS-LC FIPS"
