@@ -386,13 +386,6 @@ def registry_of(server: Endpoint | Running) -> App:
     return server.app
 
 
-def load_all(server: Endpoint, images: Mapping[str, Mapping[str, Image]]) -> None:
-    """Hold images at a registry, by repository and tag."""
-    for repository, tagged in images.items():
-        for tag, image in tagged.items():
-            image.load_into(registry_of(server), repository, tag=tag)
-
-
 def load_numbered(server: Endpoint, count: int) -> list[Image]:
     """Hold images v0, v1 and so on in `app`, which share a layer."""
     made = Seed(1)
@@ -592,17 +585,6 @@ def talking(script: Any) -> Iterator[str]:
     listener.close()
     for thread in threads:
         thread.join()
-
-
-def until_blank_line(connected: socket.socket) -> bytes:
-    """Read one request's head from a socket; empty when the client has left."""
-    got = b""
-    while b"\r\n\r\n" not in got:
-        piece = connected.recv(65536)
-        if not piece:
-            return b""
-        got += piece
-    return got
 
 
 def only(items: Sequence[Any]) -> Any:
