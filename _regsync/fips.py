@@ -19,12 +19,11 @@ from _regsync import FIPS_BUILD, IS_STATIC
 if TYPE_CHECKING:
     from ctypes import CDLL, c_void_p
 
-REMEDY = (
+_REMEDY = (
     "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, and activate "
     "it in the file that OPENSSL_CONF names (docs/install.md), or use regsync-nofips.pyz"
 )
-if IS_STATIC:
-    REMEDY = "the file is not as it was built: compare it with SHA256SUMS, and bring it again"
+_REMEDY_IF_STATIC = "the file is not as it was built: compare it with SHA256SUMS"
 
 # The module inside the static executable, by its own name, and what is claimed about it.
 _MODULE = "AWS-LC FIPS"
@@ -64,6 +63,11 @@ def open_gate() -> str:
     except (AttributeError, ImportError, OSError) as error:
         return f"the FIPS provider cannot be used: {error}"
     return ""
+
+
+def remedy() -> str:
+    """Return what to do where the gate is closed."""
+    return _REMEDY_IF_STATIC if IS_STATIC else _REMEDY
 
 
 def _check_module() -> str:

@@ -637,9 +637,10 @@ def load_json(
 ) -> dict[str, Any]:
     """Parse a JSON object.
 
-    The text of `context` ends each error message. If `must_round_trip` is set, numbers with a fraction or an
-    exponent are refused, because serializing them again could change them. Raises ContentError if
-    the body is not a JSON object, has more than `most_values` values, or is nested too deeply.
+    The text of `context` ends each error message. If `must_round_trip` is set, numbers with a
+    fraction or an exponent are refused, because serializing them again could change them. Raises
+    ContentError if the body is not a JSON object, has more than `most_values` values, or is nested
+    too deeply.
     """
     # Every value except the outermost follows one of these characters. Counting them, even inside
     # strings, gives an upper bound without parsing.

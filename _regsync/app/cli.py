@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from _regsync import edge
+from _regsync import edge, fips
 from _regsync.app import commands
 from _regsync.app.console import Console, terminal_columns
 from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
-from _regsync.fips import REMEDY
 from _regsync.text import forget_all_secrets, mask_unless_word, printable, reason_of
 
 STATUSES = """\
@@ -539,7 +538,7 @@ def begin(argv: Sequence[str], closed_reason: str, console: Console) -> commands
         log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
     )
     if closed_reason and arguments.command not in ("schema", "version"):
-        raise ConfigError(closed_reason, hint=REMEDY)
+        raise ConfigError(closed_reason, hint=fips.remedy())
     arguments.closed_reason = closed_reason  # `version` prints it
     outcome: commands.Outcome = getattr(commands, f"run_{arguments.command}")(arguments, console)
     return outcome

@@ -429,7 +429,7 @@ class RegistryClient:
                 exchange.is_home = exchange.origin == self.origin
                 self._check_login(exchange)
                 await self._follow(exchange)
-            except LoginExpired:  # or it was refused to another request
+            except LoginExpired:  # the login has ended, or was refused to another request
                 # A body keeps its turn, because those of both its ends were taken in one step (I8).
                 if turn is not None and body is None:
                     turn.leave()
@@ -529,7 +529,7 @@ class RegistryClient:
         scopes, now = exchange.call.scopes, anyio.current_time()
         header = self.authenticator.header(scopes, now, for_body=exchange.body is not None)
         if header != exchange.authorization:
-            raise LoginExpired("another request has shown that this one needs another login")
+            raise LoginExpired("the request needs another login")
 
     def refresh_login(
         self, refused: Exchange, refusals: list[bool], most: int = _MOST_LOGINS

@@ -121,6 +121,7 @@ def test_the_static_file_runs_with_the_module_of_its_version_alone(
     told = capsys.readouterr().err
     assert ("the FIPS module of this file " in told) is bool(why)
     assert why in told
+    assert ("hint: the file is not as it was built" in told) is bool(why)
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
