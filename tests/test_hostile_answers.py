@@ -313,11 +313,18 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
 }
 
 
+LONG = ("silence in a body", "interim answers without end")
+
+
 @pytest.mark.rule("R3", "R4", "R6", "R11", "R12", "R13", "R14", "R15", "R17", "R18")
 @pytest.mark.provokes("blob_pulled_twice")  # a size that differs is asked for twice
 @pytest.mark.parametrize(
     ("blame", "name"),
-    [pytest.param(blame, name, id=name) for blame, rows in ROWS.items() for name in rows],
+    [
+        pytest.param(blame, name, id=name, marks=[pytest.mark.long_wait] if name in LONG else [])
+        for blame, rows in ROWS.items()
+        for name in rows
+    ],
 )
 def test_what_is_wrong_ends_in_one_clear_line(scene, blame, name):
     side, code = blame
@@ -728,6 +735,7 @@ def test_a_registry_that_repeats_the_request_repeats_no_secret(scene, form):
 
 
 @pytest.mark.rule("R10")
+@pytest.mark.long_wait
 def test_the_query_of_a_next_page_is_in_no_log(source, target):
     def pages(request: Request) -> Answer | None:
         if request.parameter("state"):

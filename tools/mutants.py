@@ -13,9 +13,9 @@ comparison takes its border in or leaves it out, a number is one more, a stateme
 which.
 
 The judges are the tests that know only the boundary (those of tests/ itself), the pure units
-(tests/unit) and the harness's own tests: of these, those that execute the line, the quick ones first. A
-kill counts when the test passes without the mutant. The verdicts go to build/kills.json, which is gone
-on with.
+(tests/unit) and the harness's own tests: of these, those that execute the line, first those whose names
+are like the title, then the quick ones. A kill counts when the test passes without the mutant. The
+verdicts go to build/kills.json, which is gone on with.
 
 What lives shows that no test cares for what the title says: it takes a test, or the mutant changes
 nothing that anybody can see and goes; `mutant_lists/reasons.yaml` says why a made one may live. A mutant
@@ -35,12 +35,14 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +66,7 @@ NO_JUDGES = ("build", "documents", "hosts", "layering", "sentences", "static", "
 MADE = 500  # mutants that chance makes
 SEED = 1
 
+ALIKE = 40  # tests that are tried first
 LONGEST = 20.0  # seconds that one test may take, or it counts as one that hangs
 LATE = 600.0  # seconds after which a whole try has hung
 
@@ -271,25 +274,38 @@ class Reach:
         self.seconds: dict[str, float] = read["seconds"]
         self._tests: list[str] = read["tests"]
         self._lines: dict[str, dict[str, list[int]]] = read["lines"]
+        self._names_with = Counter(word for test in self._tests for word in words_of(test))
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Return the tests that execute what the mutant changes, the quick ones first. They took at
-        most so many seconds together when they were noted.
+        """Return the tests that execute what the mutant changes: the ALIKE ones whose names have
+        most of its title's words, then the quick ones. They took at most so many seconds together
+        when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
         for line in lines_of(mutant):
             found.update(lines.get(str(line), ()))
-        ordered = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
+        quick = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
+        words = words_of(mutant.breaks)
+        alike = sorted(quick, key=lambda test: -self._weight(words & words_of(test)))[:ALIKE]
 
         chosen = []
         total = 0.0
-        for test in ordered:
+        for test in dict.fromkeys([*alike, *quick]):
             total += self.seconds[test] + 0.01
             if total > seconds:
                 break
             chosen.append(test)
         return chosen
+
+    def _weight(self, words: Iterable[str]) -> float:
+        """Return what some words have in common with a name: the rarer a word, the more."""
+        return sum(1 / self._names_with[word] for word in words)
+
+
+def words_of(text: str) -> set[str]:
+    """Return the beginnings of a text's words, so that "refused" is like "refuses"."""
+    return {word[:5] for word in re.findall(r"[a-z]{4,}", text.lower())}
 
 
 def lines_of(mutant: Mutant) -> set[int]:
