@@ -269,14 +269,11 @@ def run_sync(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import run
 
     config = read_config(arguments.config, console)
-    # Read the report before sharding, because images of other shards are no reason for a warning.
     retry = read_retry(arguments, config, console.log)
+    if retry is not None:
+        config = config._replace(mappings=retry.mappings)
     config = select_shard(arguments.shard, config, console.log)
     lock = read_lock(arguments, config)
-    if retry is not None:
-        # Narrow the mappings last, because sharding and the check of the lock need all their
-        # images.
-        config = retry.narrow(config)
     check_can_be_written(arguments.summary)
     return partial(
         run,
@@ -294,8 +291,8 @@ def run_sync(arguments: Namespace, console: Console) -> Outcome:
 def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
     """Read which images failed or were left undone in the report of `--retry-from`.
 
-    Returns None without `--retry-from`. Logs a message if there are no such images, and an error if
-    no mapping selects some of them any more. Raises ConfigError if the report is invalid.
+    Returns None without `--retry-from`. Logs a message if no mapping writes a repository of such an
+    image. Raises ConfigError if the report is invalid.
     """
     if arguments.retry_from is None:
         return None
@@ -313,17 +310,12 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         for image in report["images"]
         if image["status"] in ("failed", "undone")
     ]
-    name = input_name(path)
-    if not images:
-        text = f"{name}: nothing to retry: no image failed or was left undone"
-        log("info", "nothing_to_retry", text)
-
-    retry = Retry(images)
-    retry.unselected = retry.find_unselected(config)
-    if retry.unselected:
-        names = "; ".join(retry.unselected)
-        text = f"{name}: not retried, because no mapping selects them any more: {names}"
-        log("error", "retry_unselected", text, images=len(retry.unselected))
+    retry = Retry(images, config.mappings)
+    if not retry.mappings:
+        # A report of another configuration is a mistake, and one without failures is none.
+        level = "warning" if images else "info"
+        text = "nothing to retry: no image of these mappings failed or was left undone"
+        log(level, "nothing_to_retry", f"{input_name(path)}: {text}")
     return retry
 
 

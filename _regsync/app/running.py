@@ -113,8 +113,7 @@ async def run(
 
     if report.interrupted:
         return 128 + signals[0]
-    status = report.exit_status()
-    return max(status, 1) if retry is not None and retry.unselected else status
+    return report.exit_status()
 
 
 def write_summary(document: dict[str, object], path: str) -> None:

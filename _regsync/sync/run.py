@@ -107,8 +107,7 @@ class Run:
         With `verify` it does so, and asks targets for every part of every image.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
-        With `retry` only the images of the retry are copied, and `config` is the result of
-        `Retry.narrow`.
+        With `retry` only the images of the retry are copied.
         """
         machine = transport.machine
         recheck = recheck or verify
