@@ -432,7 +432,6 @@ class Layout:
 
         # What the far side is assumed to have, so that it is left out: a repository there by digest.
         self.assumed = dict[str, str]()
-        self.left_out_sizes = dict[str, int]()  # bytes of what this run has left out, by digest
         self.uploads = set[_Upload]()  # under way; they are promised the bytes that they lack
 
         self._index: Index | None = None  # None until `index.json` is read
@@ -880,12 +879,7 @@ class LayoutRepository(Locked):
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Report whether a blob need not be written: it is there, or is left out."""
         with self.adding_context("look up blob", self.name_of(blob.digest)):
-            if self.host.holds(blob):
-                return True
-            if self._may_leave_out(blob):
-                self.host.left_out_sizes[blob.digest] = blob.size
-                return True
-            return False
+            return self.host.holds(blob) or self._may_leave_out(blob)
 
     def _may_leave_out(self, part: Descriptor) -> bool:
         """Report whether a target need not have a blob, because `assume` names it. Manifests and

@@ -10,7 +10,6 @@ import base64
 import gzip
 import inspect
 import json
-import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -722,20 +721,6 @@ async def test_a_dry_run_after_an_interruption_shows_what_the_run_then_does(
         if outcomes(dry) != outcomes(ran):
             differing[number] = outcomes(dry), outcomes(ran)
     assert differing == {}
-
-
-async def test_a_dry_run_knows_of_a_full_disk_what_its_run_does(mirror, tmp_path, monkeypatch):
-    def free(path: Any, measure: Any = os.statvfs) -> os.statvfs_result:
-        fields = list(measure(path))
-        fields[0:2], fields[2:5] = (1, 1), (2_000_000, 1_000_000, 1_000_000)
-        return os.statvfs_result(fields)
-
-    monkeypatch.setattr(os, "statvfs", free)
-    mirror.push("v1", mirror.seed.image(sizes=(900_000, 900_000)))
-    mirror.write(V1, registries={"target": {"url": f"oci-layout:{tmp_path / 'disk'}"}})
-    dry, ran = await rehearse(mirror)
-    assert (ran.status, ran.statuses()) == (2, ["failed"])
-    assert (dry.status, dry.statuses()) == (2, ["failed"])
 
 
 # An answer is taken for a list of referrers.

@@ -305,21 +305,6 @@ async def test_a_blob_that_fails_gives_its_room_back_and_one_that_is_there_needs
     assert room.least > 0
 
 
-@pytest.mark.usefixtures("room")
-async def test_a_dry_run_compares_the_whole(mirror):
-    """None of its images is too large by itself."""
-    for number in range(3):
-        push(mirror, f"v{number}", 400_000)
-    mirror.write(ALL, registries={"target": "oci-layout:disk"})
-    ran = await mirror.run("sync", "--dry-run")
-    assert (ran.status, ran.statuses()) == (1, ["would_sync"] * 3)
-    room = only(ran.totals["layouts"])
-    assert room["to_write"] > room["free"] == 1_000_000
-    told = (await mirror.world.run("sync", "--dry-run", "-c", str(mirror.file))).out
-    room = "1.2 MB to write, 0 B left out, 1.0 MB free: too little"
-    assert f"Layout {mirror.layout}: {room}\n" in told
-
-
 # What a killed run has left of a blob is gone on with.
 
 SIZE = 3_000_000

@@ -407,10 +407,6 @@ async def test_a_dry_run_writes_nothing_and_says_what_it_would(mirror):
     assert (ran.status, ran.statuses()) == (0, ["would_sync"])
     assert ran.totals["bytes"] == image.size
     assert not mirror.disk.exists()
-    room = only(ran.totals["layouts"])
-    assert room.pop("free") > 0
-    written = image.size + len(image.body)
-    assert room == {"target": mirror.layout, "to_write": written, "left_out": 0}
     Draft202012Validator(report_schema()).validate(ran.report)
 
 

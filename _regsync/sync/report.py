@@ -165,25 +165,6 @@ class MappingSelection(NamedTuple):
         }
 
 
-class LayoutSpace(NamedTuple):
-    """The disk space that a run needs at a target that is an image layout."""
-
-    target: str
-    to_write: int  # bytes
-    left_out: int  # bytes of blobs that the registry is assumed to have to which it is carried
-    free: int  # bytes on the layout's device
-
-    @property
-    def is_enough(self) -> bool:
-        return self.to_write <= self.free
-
-    def line(self) -> str:
-        """Format the line of a dry run about the layout."""
-        text = f"{size_text(self.to_write)} to write, {size_text(self.left_out)} left out"
-        lack = "" if self.is_enough else ": too little"
-        return f"Layout {self.target}: {text}, {size_text(self.free)} free{lack}"
-
-
 class Report:
     """The outcomes of one run, in the order in which images ended."""
 
@@ -193,8 +174,6 @@ class Report:
         # blob counts once for each target repository.
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
-        # In a dry run, one for each image layout that is a target.
-        self.layout_spaces = list[LayoutSpace]()
         # By the mapping's index in the configuration.
         self.selections = dict[int, MappingSelection]()
 
@@ -225,8 +204,7 @@ class Report:
 
         `images` counts images by status. `layers` counts blobs: `transferred` counts uploads,
         `unique` counts their distinct digests, and `skipped` counts blobs that were at their target
-        already. `bytes` were sent to targets, and `saved` bytes were not. The field `layouts` is
-        only there in a dry run.
+        already. `bytes` were sent to targets, and `saved` bytes were not.
         """
         statuses = Counter(outcome.status for outcome in self.outcomes)
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
@@ -238,7 +216,6 @@ class Report:
         if self.images_undone:
             images["undone"] = self.images_undone
 
-        layouts = [space._asdict() for space in self.layout_spaces]
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
         return {
             "images": images,
@@ -250,15 +227,11 @@ class Report:
             },
             "bytes": sum(outcome.bytes for outcome in self.outcomes),
             "saved": dict(self.saved),
-            **({"layouts": layouts} if layouts else {}),
         }
 
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 (docs/design.md section 2). The caller handles 3 and signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        lacks_space = any(not space.is_enough for space in self.layout_spaces)
-        if not codes and lacks_space:
-            return 1
         return exit_status_for(codes, has_all_failed=len(codes) == len(self.outcomes))
 
     @property
@@ -313,7 +286,6 @@ class Report:
             *self._image_lines("would_sync", "would be synced"),
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(totals['bytes'])} of {size_text(total_bytes)} to transfer",
-            *(space.line() for space in self.layout_spaces),
         ]
 
     def as_json(

@@ -150,13 +150,13 @@ class Run:
         if config.cache_dir is not None and self._state.is_writer:
             staging = f"{config.cache_dir}/staged"
         self._staging = Staging(staging, config.staging_size_limit)
-        self._dry_run: DryRun | None = None
+        blobs: Blobs | DryRun = Blobs(transport, self._knowledge, self._staging)
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
 
-            self._dry_run = DryRun(self._knowledge)
+            blobs = DryRun(self._knowledge)
         self.scheduler = Scheduler(
-            self._dry_run or Blobs(transport, self._knowledge, self._staging),
+            blobs,
             self._knowledge,
             self._discovery,
             transport=transport,
@@ -217,10 +217,6 @@ class Run:
             self._transport.dialer.prepare(registry)
             if registry.is_layout:
                 self._layouts.layout(registry).read_receipts()
-        if self._dry_run is not None:
-            targets = [target for mapping in self._config.mappings for target in mapping.targets]
-            layouts = [self._layouts.layout(target) for target in targets if target.is_layout]
-            self._dry_run.layouts = {layout.key: layout for layout in layouts}
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -257,8 +253,6 @@ class Run:
         report.mappings_undone = len(self._unlisted)
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
-        if self._dry_run is not None:
-            report.layout_spaces = self._dry_run.layout_spaces()
         self._discovery.warn_of_missing_platforms()
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
@@ -502,7 +496,7 @@ class Run:
         try:
             if mapping.artifacts.enabled and copies_without_error:
                 artifacts = await self._referrers.find_if_due(mapping, lookup, copies_without_error)
-            if self._dry_run is not None:
+            if self._report.is_dry_run:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
         except SyncError as error:
@@ -638,7 +632,7 @@ class Run:
         outcome = copy.outcome(
             started=copy.began - self._run_began,
             duration=anyio.current_time() - copy.began,
-            is_dry_run=self._dry_run is not None,
+            is_dry_run=self._report.is_dry_run,
         )
         self._report_outcome(outcome)
 
