@@ -59,9 +59,6 @@ class _Image(Inspection):
 class Audit:
     """One audit of a configuration's targets, and its result so far."""
 
-    # When a drain after a signal ends. Always None, because a signal ends an audit at once.
-    drain_deadline = None
-
     def __init__(
         self,
         transport: Transport,

@@ -50,11 +50,9 @@ class Failure(NamedTuple):
 class Locking:
     """The work of making one new lock, and its result."""
 
-    # The progress line reads these attributes of any work. A lock copies nothing, and ends
-    # immediately after a signal.
+    # The progress line reads these attributes of any work. A lock copies nothing.
     bytes_moved = 0
     traffic = Traffic()
-    drain_deadline = None
 
     def __init__(
         self,

@@ -43,7 +43,6 @@ class Progress(NamedTuple):
     rate: float  # bytes per second
     elapsed: float  # seconds
     remaining: float | None = None  # seconds; None if unknown
-    stopping: float | None = None  # seconds until unfinished copies are cancelled after a signal
     registries: tuple[str, ...] = ()  # a text for each registry that is away, throttled or slow
 
     def __str__(self) -> str:
@@ -56,8 +55,6 @@ class Progress(NamedTuple):
             )
         if self.remaining is not None:
             text += f", {duration_text(self.remaining)} left"
-        if self.stopping is not None:
-            text = f"stopping in {duration_text(self.stopping)} at most; {text}"
         return "; ".join((text, *self.registries))
 
 
@@ -81,7 +78,6 @@ async def show_progress(console: Console, work: Work) -> None:
             # While tags are compared, each image to copy adds to the expected bytes.
             is_known = expected <= expected_before and expected > moved and rate > 0
 
-            deadline = work.drain_deadline
             progress = Progress(
                 done=work.images_done,
                 known=work.images_known,
@@ -90,7 +86,6 @@ async def show_progress(console: Console, work: Work) -> None:
                 rate=rate,
                 elapsed=now - start,
                 remaining=(expected - moved) / rate if is_known else None,
-                stopping=None if deadline is None else max(0.0, deadline - now),
                 registries=describe_registries(work.transport, signs, now),
             )
             console.show_progress(str(progress), progress._asdict())

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 # 1.6).
 DRAIN_SECONDS = 25.0
 
-# Seconds between two checks whether a drain still makes progress.
-_DRAIN_TICK = 2.0
-
 # Seconds between two savings of image layouts. Each replaces `index.json`, which is slow and wears
 # the disk out.
 _SAVE_SECONDS = 10.0
@@ -256,31 +253,13 @@ class Run:
         self._discovery.warn_of_missing_platforms()
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
-        """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS or when it
-        makes no progress.
-
-        Does not return. The task is cancelled when the work has ended.
-        """
+        """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS."""
         await stop.wait()
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
         self._lookup_tasks.cancel_scope.cancel()  # what they find would not be copied
-
-        self.scheduler.drain_deadline = work.deadline = anyio.current_time() + DRAIN_SECONDS
-        while True:
-            before = self._progress()
-            await anyio.sleep(_DRAIN_TICK)
-            # A registry that is away gets one request at a time, to find out whether it is back.
-            limits = self._transport.limits.values()
-            is_request_under_way = any(each.used > each.is_out for each in limits)
-            if not is_request_under_way and before == self._progress():
-                work.cancel()  # every copy waits for a registry that is away, or has asked for a pause
-
-    def _progress(self) -> tuple[int, int]:
-        """Return the requests so far, and the bytes of blobs: layouts are copied without requests."""
-        requests = sum(counter.total() for counter in self._transport.requests.values())
-        return requests, self._transport.blob_bytes
+        work.deadline = anyio.current_time() + DRAIN_SECONDS
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""

@@ -202,7 +202,6 @@ class Scheduler:
         self._claims = dict[tuple[RepositoryKey, str, bool], Claim]()
         self._lines = dict[HostBlob, list[Claim]]()
         self.is_draining = False
-        self.drain_deadline: float | None = None
 
         self._manifests_by_blob = Counter[str]()
         # By target and reference, whether this run has copied that artifact.

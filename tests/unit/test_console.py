@@ -162,7 +162,6 @@ def test_colours_are_for_terminals_that_want_them(
     ("now", "text"),
     [
         (BUSY._replace(remaining=225.0), f"{BUSY_LINE}, 3m45s left"),
-        (BUSY._replace(stopping=20.0), f"stopping in 20s at most; {BUSY_LINE}"),
         (BUSY._replace(registries=("b is slow", "c too")), f"{BUSY_LINE}; b is slow; c too"),
         (Progress(0, 0, 0, 0, 0.0, 0.3), "0 of 0 images"),
         (Progress(1, 1, 999_960, 0, 0.0, 0.3), "1 of 1 images, 1.0 MB of 1.0 MB, 0 B/s"),
@@ -221,7 +220,7 @@ def work() -> Any:
     transport.throttled_lanes, transport.requests = {}, {}
     traffic = SimpleNamespace(expected_bytes=90_000_000)
     counts = {"images_known": 4, "images_done": 1, "bytes_moved": 60_000_000}
-    return SimpleNamespace(transport=transport, traffic=traffic, drain_deadline=None, **counts)
+    return SimpleNamespace(transport=transport, traffic=traffic, **counts)
 
 
 async def test_the_rate_is_that_of_the_last_seconds_and_the_time_left_needs_one(
