@@ -10,7 +10,7 @@ Follows: docs/design.md section 12 ("Audit").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -37,7 +37,7 @@ from _regsync.sync.image import Traffic
 from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
-from _regsync.sync.report import Outcome, error_json, sorted_requests
+from _regsync.sync.report import Outcome, error_json
 from _regsync.text import duration_text, size_text
 
 
@@ -427,37 +427,16 @@ class Audit:
             f"Time: {duration_text(elapsed)} elapsed",
         ]
 
-    def as_json(
-        self,
-        run_id: str,
-        started_at: str,
-        elapsed: float,
-        requests: Mapping[str, Mapping[str, int]],
-        throttled: Mapping[str, int],
-    ) -> dict[str, Any]:
-        """Return the JSON document.
-
-        `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by
-        host.
-        """
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of the JSON document that only an audit has."""
         findings = sorted(self.findings, key=lambda each: (each.target, each.finding, each.message))
         failures = sorted(self.failures, key=lambda each: (each.target, each.source))
         return {
-            "schema": 1,
-            "run_id": run_id,
-            "started_at": started_at,
-            "duration_s": round(elapsed, 3),
-            "interrupted": self.interrupted,
             "findings": [finding._asdict() for finding in findings],
             "failures": [
                 {"source": each.source, "target": each.target, "error": error_json(each.error)}
                 for each in failures
             ],
-            "totals": {
-                **self.totals(),
-                "requests": sorted_requests(requests),
-                "throttled": dict(sorted(throttled.items())),
-            },
         }
 
     def receipt(self) -> list[str]:

@@ -111,9 +111,24 @@ def utc_now() -> str:
 def report_document(
     report: Report | Audit, started_at: str, elapsed: float, transport: Transport
 ) -> dict[str, object]:
-    """Return the document of `--json`, with a random run id. `elapsed` is in seconds."""
-    run_id = os.urandom(8).hex()
-    return report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+    """Return the document of `--json`, with a random run id. `elapsed` is in seconds.
+
+    `totals` has, beside those of the report, the number of requests by host and action, and of
+    throttled requests by host.
+    """
+    requests = {
+        host: dict(sorted(actions.items())) for host, actions in sorted(transport.requests.items())
+    }
+    throttled = dict(sorted(transport.throttled.items()))
+    return {
+        "schema": 1,
+        "run_id": os.urandom(8).hex(),
+        "started_at": started_at,
+        "duration_s": round(elapsed, 3),
+        "interrupted": report.interrupted,
+        **report.as_json(),
+        "totals": {**report.totals(), "requests": requests, "throttled": throttled},
+    }
 
 
 def print_report(

@@ -288,40 +288,14 @@ class Report:
             f"Data: {size_text(totals['bytes'])} of {size_text(total_bytes)} to transfer",
         ]
 
-    def as_json(
-        self,
-        run_id: str,
-        started_at: str,
-        elapsed: float,
-        requests: Mapping[str, Mapping[str, int]],
-        throttled: Mapping[str, int],
-    ) -> dict[str, Any]:
-        """Return the JSON report, schema 1.
-
-        `elapsed` is in seconds. `requests` has the number of requests by host and action,
-        `throttled` the number of throttled requests by host.
-        """
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of the JSON report, schema 1, that only a run has."""
         return {
-            "schema": 1,
-            "run_id": run_id,
-            "started_at": started_at,
-            "duration_s": round(elapsed, 3),
-            "interrupted": self.interrupted,
             "dry_run": self.is_dry_run,
             "images": [outcome.as_json() for outcome in self.outcomes],
             **({"undone": [image._asdict() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
-            "totals": {
-                **self.totals(),
-                "requests": sorted_requests(requests),
-                "throttled": dict(sorted(throttled.items())),
-            },
         }
-
-
-def sorted_requests(requests: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return numbers of requests, sorted by host and then by action."""
-    return {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
 
 
 def shared_causes(failures: Iterable[Outcome]) -> list[tuple[str, int]]:

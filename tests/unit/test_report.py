@@ -5,11 +5,13 @@ durations.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from _regsync.app.environment import report_document
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
 from _regsync.sync.report import MappingSelection, Outcome, Report, general_message, shared_causes
 from _regsync.text import duration_text, size_text
@@ -89,14 +91,11 @@ def test_the_summary_is_the_specifications():
 
 
 def written(made: Report) -> dict[str, Any]:
-    found = made.as_json(
-        run_id="r1",
-        started_at="2026-01-02T03:04:05Z",
-        elapsed=12.34567,
+    transport: Any = SimpleNamespace(
         requests={"t": {"manifest_put": 2, "blob_head": 1}, "s": {"blob_get": 4}},
         throttled={"t": 3},
     )
-    found["images"] = list(found["images"])
+    found: dict[str, Any] = report_document(made, "2026-01-02T03:04:05Z", 12.34567, transport)
     assert json.loads(json.dumps(found)) == found
     return found
 
@@ -109,9 +108,9 @@ def test_the_json_report_has_the_published_shape():
     made.saved = {"present": 40, "mounted": 7}
     found = written(made)
     images = found.pop("images")
+    assert len(found.pop("run_id")) == 16
     assert found == {
         "schema": 1,
-        "run_id": "r1",
         "started_at": "2026-01-02T03:04:05Z",
         "duration_s": 12.346,
         "interrupted": False,
@@ -146,7 +145,7 @@ def test_the_json_report_has_the_published_shape():
         "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},
     }
     empty = written(Report())
-    assert empty.keys() == {*found, "images"}
+    assert empty.keys() == {*found, "images", "run_id"}
     assert empty["totals"].keys() == found["totals"].keys()
     assert empty["totals"]["images"] == {"synced": 0, "skipped": 0, "failed": 0}
 
