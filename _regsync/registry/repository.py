@@ -104,7 +104,7 @@ class Repository(Locked, Protocol):
     key: RepositoryKey  # the identity of the repository's tags
     store_key: RepositoryKey  # of its blobs and manifests; other repositories may share them
     # Whether it is a directory on this machine: it is accessed without requests, what is written is
-    # safe after `Layouts.save`, and it may be on another disk in a later run.
+    # safe after `Layout.save`, and it may be on another disk in a later run.
     is_local: bool
 
     @property

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
-from _regsync.layouts import Layouts
 from _regsync.oci import (
     MAX_INDEX_DEPTH,
     TRIM_RULE,
@@ -37,6 +36,7 @@ from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
 
 if TYPE_CHECKING:
+    from _regsync.layout import Layout, LayoutRepository
     from _regsync.pins import Lock
 
 # Bytes of manifests in the cache (docs/design.md section 6, rule 13).
@@ -178,18 +178,19 @@ class Discovery:
         transport: Transport,
         knowledge: Knowledge,
         *,
-        layouts: Layouts | None = None,
+        recheck: bool = False,
         reads_only: bool = False,
         lock: Lock | None = None,
     ) -> None:
         """Create a Discovery without making a request.
 
+        With `recheck` a layout that is a target holds an image only if it holds all parts of it.
         If `reads_only` is set, tokens are requested without the right to push. With a lock the
         sources of mappings are pinned: the lock has their tags and artifacts (`PinnedSource`).
         """
         self._transport = transport
         self._knowledge = knowledge
-        self._layouts = layouts or Layouts(transport)
+        self._recheck = recheck
         self.reads_only = reads_only
         self._lock = lock
 
@@ -200,6 +201,8 @@ class Discovery:
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
 
+        # By authority, the registries that are image layouts.
+        self.layouts: dict[str, Layout] = {}
         # By registry, repository name, and whether the repository is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
         # With a lock, by the index of a mapping.
@@ -225,7 +228,7 @@ class Discovery:
         """Return a repository. The same arguments always return the same object."""
         key = (registry, name, side is Side.SOURCE)
         if key not in self._repositories:
-            open_repository = self._layouts.repository if registry.is_layout else self.open_remote
+            open_repository = self._open_in_layout if registry.is_layout else self.open_remote
             self._repositories[key] = open_repository(registry, name, side)
         return self._repositories[key]
 
@@ -237,6 +240,20 @@ class Discovery:
         if mapping.index not in self._pinned_sources:
             self._pinned_sources[mapping.index] = self._lock.pin(mapping, source)
         return self._pinned_sources[mapping.index]
+
+    def layout(self, registry: Registry) -> Layout:
+        """Return the layout that a registry is."""
+        from _regsync.layout import Layout  # most runs do not need this module
+
+        key = registry.authority
+        if key not in self.layouts:
+            self.layouts[key] = Layout(registry, self._transport, must_be_whole=self._recheck)
+        return self.layouts[key]
+
+    def _open_in_layout(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
+        from _regsync.layout import LayoutRepository
+
+        return LayoutRepository(self.layout(registry), name, side)
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""

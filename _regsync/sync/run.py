@@ -21,7 +21,6 @@ import anyio.abc
 
 from _regsync.config import Config, MappingRule
 from _regsync.errors import Side, SyncError
-from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
@@ -126,9 +125,8 @@ class Run:
         self._state.load(may_write=not is_dry_run)
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
 
-        self._layouts = Layouts(transport, recheck=recheck)
         self._discovery = Discovery(
-            transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run, lock=lock
+            transport, self._knowledge, recheck=recheck, reads_only=is_dry_run, lock=lock
         )
         if verify:
             from _regsync.sync.inspection import Verification  # most runs do not need this module
@@ -213,7 +211,7 @@ class Run:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
             if registry.is_layout:
-                self._layouts.layout(registry).read_receipts()
+                self._discovery.layout(registry).read_receipts()
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -264,7 +262,8 @@ class Run:
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
         self._staging.close()
-        self._layouts.close()
+        for layout in self._discovery.layouts.values():
+            layout.close()
         self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
@@ -592,9 +591,11 @@ class Run:
         """Save the layouts, then report the copies into them."""
         async with self._saving_layouts:
             copies, self._unsaved_copies = self._unsaved_copies, []
-            errors = await self._layouts.save()
+            layouts = self._discovery.layouts
+            for layout in layouts.values():
+                await layout.save()
             for copy in copies:
-                error = errors.get(copy.target.host.key)
+                error = layouts[copy.target.host.key].error
                 if error is not None:
                     copy.error = error.copy_without_context()
                     copy.error.add_context(Side.TARGET, "write", str(copy.target))
