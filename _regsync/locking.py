@@ -145,7 +145,6 @@ class Locking:
             for rule, tags in zip(self._mappings, selected, strict=True)
             for tag in tags
         )
-        self._discovery.warn_of_missing_platforms()
         self.lock = self._new_lock()
 
     async def _select_tags(self, rule: MappingRule) -> Sequence[str]:

@@ -330,27 +330,16 @@ async def test_no_platform_found_is_an_error_that_says_all(copies):
     assert asked(copies.target) == {"HEAD manifest": 1}, "nothing is pushed"
 
 
-@pytest.mark.parametrize(
-    ("count", "named"),
-    [
-        (1, "v01"),
-        (10, "v01, v02, v03, v04, v05, v06, v07, v08, v09, v10"),
-        (12, "v01, v02, v03, v04, v05, v06, v07, v08, v09, v10 and 2 more"),
-    ],
-)
-async def test_a_platform_that_indexes_lack_is_one_warning_that_names_their_tags(
-    copies, count, named
-):
+async def test_a_platform_that_indexes_lack_is_one_warning_for_all_tags(copies):
     copies.push("v00", copies.seed.index(platforms=("linux/amd64", "plan9/mips")))
-    for number in range(1, count + 1):
-        index = copies.seed.index(platforms=("linux/amd64", "linux/arm64"))
-        copies.push(f"v{number:02}", index)
+    for tag in ("v01", "v02"):
+        copies.push(tag, copies.seed.index(platforms=("linux/amd64", "linux/arm64")))
     mapping = {"from": "app", "tags": tags("v*"), "platforms": ["linux/amd64", "plan9/mips"]}
     text = document({"source": copies.source, "target": copies.target}, mapping)
     ran = await copies.world.run("sync", "--no-progress", "-c", "-", stdin=text)
     assert ran.status == 0
-    words = f"the index has {named}, but not plan9/mips; the other platforms are copied"
-    warnings = [line for line in ran.err.splitlines() if "but not" in line]
+    words = "an index lacks plan9/mips; its other platforms are copied"
+    warnings = [line for line in ran.err.splitlines() if "plan9" in line]
     assert warnings == [f"warning: source.test/app: {words}"]
     assert len(json.loads(copies.target.app.manifest("app", "v01").body)["manifests"]) == 1
 

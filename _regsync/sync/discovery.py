@@ -8,7 +8,6 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 _MANIFEST_BUDGET = 32 * 1024 * 1024
 # Bytes that a manifest counts for at least, because the parsed manifest needs memory too.
 _LIGHTEST_MANIFEST = 8192
-
-# Tags that one warning lists.
-_MOST_LISTED_TAGS = 10
 
 # Some registries answer 401 or 403 for a repository that does not exist (docs/design.md section 9).
 _HIDING_STATUSES = (401, 403)
@@ -220,9 +216,6 @@ class Discovery:
         # target, which is None if it is absent. Several images may have the same artifact, while any
         # other target tag has one source (`mappings.assign_tags`).
         self._artifact_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
-
-        # By source repository and list of platforms, the tags whose indexes lack these platforms.
-        self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository. The same arguments always return the same object."""
@@ -670,7 +663,7 @@ class Discovery:
 
         Also records the content of the image as present at each target that has it.
         """
-        root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
+        root, filtered_indexes = await self._filter_platforms(mapping, source, top)
         locked = source.locked_parts(reference)
         if locked is not None and locked.digest != root.digest:
             found = f"is {root.digest}, but {locked.digest} in the lock"
@@ -761,7 +754,7 @@ class Discovery:
         source, tree = lookup.source, lookup.tree
         if tree is None:
             top = await self.fetch_manifest(source, lookup.source_digest)
-            root, indexes = await self._filter_platforms(mapping, source, lookup.reference, top)
+            root, indexes = await self._filter_platforms(mapping, source, top)
             # The indexes are enough: platform manifests are not fetched.
             tree = await self._fetch_tree(
                 source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
@@ -780,13 +773,13 @@ class Discovery:
         """
         source = self.source_of(mapping)
         top = await self.fetch_top_manifest(source, tag, digest, expected=None)
-        root, _ = await self._filter_platforms(mapping, source, tag, top)
+        root, _ = await self._filter_platforms(mapping, source, top)
         return TagLookup(
             source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()
         )
 
     async def _filter_platforms(
-        self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
+        self, mapping: MappingRule, source: Repository, top: Manifest
     ) -> tuple[Manifest, list[Manifest]]:
         """Apply the platform filter of a mapping to the index `top` (docs/specification.md section
         1.1).
@@ -820,22 +813,13 @@ class Discovery:
             str(platform) for platform in platforms if platform not in trim_result.matched
         )
         if missing_platforms:
-            self._missing_platforms[str(source), missing_platforms].add(reference)
+            text = f"{source}: an index lacks {missing_platforms}; its other platforms are copied"
+            self.log_once("warning", "platform_missing", text)
         root = trim_result.manifest
         if root is not top:
             text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
             self.log_once("info", "index_trimmed", text)
         return root, list(trimmed_indexes.values())
-
-    def warn_of_missing_platforms(self) -> None:
-        """Log the platforms that indexes lack, in one warning for all tags of a repository."""
-        for (source, platforms), references in sorted(self._missing_platforms.items()):
-            names = sorted(references)
-            tags = ", ".join(names[:_MOST_LISTED_TAGS])
-            if len(names) > _MOST_LISTED_TAGS:
-                tags += f" and {len(names) - _MOST_LISTED_TAGS} more"
-            text = f"{source}: the index has {tags}, but not {platforms}; the other platforms are copied"
-            self.log_once("warning", "platform_missing", text)
 
     async def _fetch_tree(
         self,

@@ -248,7 +248,6 @@ class Run:
         report.mappings_undone = len(self._unlisted)
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
-        self._discovery.warn_of_missing_platforms()
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
         """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS."""
