@@ -255,9 +255,7 @@ LOUD = ("--no-progress",)
 async def test_the_summary_says_how_many_wait_and_until_when(mirror):
     mirror.push("v1")
     ran = await mirror.sync(mirror.mapping("v*"), options=LOUD)
-    told = "min_age holds back all images (1), until 2026-01-04T00:00:00Z at the earliest"
-    assert ran.err.endswith(f"warning: {told}\n")
-    assert (ran.status, ran.out) == (0, "")
+    assert (ran.status, ran.out, "min_age" in ran.err) == (0, "", False)
 
     # Of several, of which the target gets one.
     await anyio.sleep(3 * DAY)
@@ -265,9 +263,7 @@ async def test_the_summary_says_how_many_wait_and_until_when(mirror):
         mirror.push(name)
     ran = await mirror.sync(mirror.mapping("v*"), options=LOUD)
     assert "Images: 1 synced, 2 skipped, 0 failed\nHeld: 2 (next 2026-01-07T00:00:00Z)\n" in ran.out
-    assert "held" not in ran.err
-    # It has one, and that is enough.
-    assert "holds back" not in (await mirror.sync(mirror.mapping("v*"), options=LOUD)).err
+    assert "min_age" not in ran.err
 
 
 async def test_a_dry_run_says_what_waits_and_leaves_no_trace(mirror):
@@ -416,12 +412,7 @@ async def test_watch_holds_back_and_copies_when_it_is_due(stage):
     assert cycles == ["skipped", "skipped", "skipped", "synced"]
     assert stage.asked[:3] == [(HEAD, HEAD)] * 3
     assert held(stage.target, "app", image)
-    # What repeats is said once.
-    until = "held back by min_age until 2026-01-01T03:00:00Z"
-    assert lines(ran, "min_age") == [
-        f"info: source.test/app:v1: {until}",
-        "warning: min_age holds back all images (1), until 2026-01-01T03:00:00Z at the earliest",
-    ]
+    assert "min_age" not in ran.err
 
 
 async def test_watch_keeps_the_configuration_whose_times_can_be_kept(stage, tmp_path):

@@ -35,7 +35,6 @@ from _regsync.sync.once import gather
 from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
 from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob
-from _regsync.text import time_text
 
 if TYPE_CHECKING:
     from _regsync.pins import Lock
@@ -236,11 +235,6 @@ class Run:
             self._save()
 
         self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
-        ends = self._report.hold_ends()
-        if ends and len(ends) == len(self._report.outcomes) and not self._report.interrupted:
-            until = time_text(min(ends))
-            text = f"min_age holds back all images ({len(ends)}), until {until} at the earliest"
-            self._log("warning", "all_held", text)
 
     def _complete_report(self) -> None:
         """Set the fields of the report that cover the whole run."""
@@ -412,10 +406,6 @@ class Run:
             self._report_tags(wanted, tags, began, status="failed", error=error)
             return
 
-        if lookup.held_until is not None:
-            source_name = lookup.source.name_of(lookup.reference)
-            text = f"{source_name}: held back by min_age until {time_text(lookup.held_until)}"
-            self._log("info", "held", text)
         for tag in lookup.held_tags:
             self._report_tags(
                 wanted,
