@@ -16,6 +16,8 @@ GONE = [
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"),
     ("audit --read N", "audit --read=20 -c -",
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"),
+    ("schema --report", "schema --report",
+        "the source code has that schema, in tests/report.schema.json"),
     ("report --to text", "report - --to=text",
         "`--to markdown` shows the failures by cause, and the figures"),
 ]  # fmt: skip

@@ -36,6 +36,7 @@ GONE = {
     "lock --diff": "`lock --check` shows the changes and does not write the lock file",
     "lock --markdown": "`lock` prints a line for each change",
     "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
+    "schema --report": "the source code has that schema, in tests/report.schema.json",
     "report --to text": "`--to markdown` shows the failures by cause, and the figures",
 }
 
@@ -262,7 +263,7 @@ regsync schema >regsync.schema.json
 
 Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json""",
-        options="--report            print the schema of what --json writes instead",
+        options="",
     ),
     "version": Command(
         summary="show which build this is, and what it runs on",

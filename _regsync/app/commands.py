@@ -464,11 +464,9 @@ def run_report(arguments: Namespace, console: Console) -> int:
 
 
 def run_schema(arguments: Namespace, console: Console) -> int:
-    from _regsync import config
-    from _regsync.sync import report
+    from _regsync.config import schema
 
-    document = report.schema() if arguments.report else config.schema()
-    console.print_text(json.dumps(document, indent=2) + "\n")
+    console.print_text(json.dumps(schema(), indent=2) + "\n")
     return 0
 
 

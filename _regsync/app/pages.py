@@ -1,6 +1,6 @@
 """The JSON report of a run as Markdown for a CI job, as JUnit XML, and as an HTML page.
 
-A checked report is its JSON document, read by the names that `regsync schema --report` tells.
+A checked report is its JSON document, read by the names that tests/report.schema.json has.
 
 Invariants: a report is untrusted. The type of every value is checked, every text becomes one line
 without control characters, and no text becomes markup. Markdown stays below 1 MB, the limit of CI

@@ -1,6 +1,6 @@
 """Record the outcomes of a run, and derive its report, totals and exit status.
 
-Owns: the report, the JSON Schema of all documents on standard output, the exit statuses.
+Owns: the report, the exit statuses. tests/report.schema.json has all documents of `--json`.
 May not know: terminals, files, clocks.
 Invariants: every selected image has exactly one outcome.
 Follows: docs/specification.md sections 3, 6 and 7, docs/design.md sections 2 and 10.
@@ -8,7 +8,6 @@ Follows: docs/specification.md sections 3, 6 and 7, docs/design.md sections 2 an
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -20,9 +19,6 @@ from _regsync.text import duration_text, size_text, time_text
 
 # How many artifacts ended in which way.
 _NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
-
-# The JSON Schema of all documents that `--json` writes. The file is in this module's directory.
-_SCHEMA_FILE = "report.schema.json"
 
 
 class Outcome(NamedTuple):
@@ -332,14 +328,3 @@ def general_message(message: str, *references: str) -> str:
         after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
         message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)
     return message
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the documents that `--json` writes.
-
-    Schema 1 may get more fields. Existing fields do not change their meaning.
-    """
-    import pkgutil  # no other command needs it
-
-    document: dict[str, Any] = json.loads(pkgutil.get_data("_regsync.sync", _SCHEMA_FILE) or b"")
-    return document

@@ -444,7 +444,7 @@ def test_what_is_nearly_a_manifest_is_one_or_a_content_error(document, content_t
 WORDS = """copy sync tags audit validate expand schema version watch auth check nonsense -c --config
     --config=- - --json --dry-run -v -vv -q --log-format json text --log-format=xml --no-progress --platform
     linux/amd64 linux --glob * [ --semver >=1 --sort alpha --latest 3 0 999999999999999999999999999999
-    --semver-prerelease only --min-tags=2 --report --show-secrets --no-artifacts a.test/app:v1 a.test/app
+    --semver-prerelease only --min-tags=2 --show-secrets --no-artifacts a.test/app:v1 a.test/app
     app@sha256:0 http://a/b u:hunter2@a.test/b --help -h --version -- --shard 1/2 /nowhere -cx --jso ="""
 ODD_WORDS = ["", "1 - 2", "\udcff", "\n", "--exclude=a\nb"]
 FILES = [
