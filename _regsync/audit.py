@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import anyio
@@ -24,16 +23,9 @@ from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import FirstSeen, Knowledge, RepositoryKey, StateFile
-from _regsync.sync.artifacts import (
-    MOST_ARTIFACTS,
-    MOST_LEVELS,
-    Artifact,
-    Referrers,
-    too_many_artifacts,
-    unless_absent,
-)
-from _regsync.sync.discovery import Discovery
-from _regsync.sync.image import Traffic
+from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
+from _regsync.sync.discovery import Discovery, TagLookup
+from _regsync.sync.image import Traffic, Tree
 from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
@@ -51,9 +43,6 @@ class _Image(Inspection):
         self.mapping = mapping
         self.tag = tag
         self.source = source
-        # The manifests that the source holds too, as far as is known. The target must hold the
-        # artifacts that the source lists for them.
-        self.at_source = set[str]()
 
 
 class Audit:
@@ -228,22 +217,17 @@ class Audit:
             text = f"found {top.digest}, expected {expected}"
             image.add("differs", text, top.digest, expected=expected)
         # The contents are looked at even if the digest is wrong, because clients can pull the image.
-        entries = await self._found.look_below(image, top)
-        if not image.mapping.artifacts.enabled:
+        children = await self._found.look_below(image, top)
+        # If the digest is wrong, the source may not have this image, and so no artifacts of it.
+        if not image.mapping.artifacts.enabled or top.digest != likely_digest:
             return
-        # Attestations have no artifacts.
-        entries = [entry for entry in entries if not entry.attested_digest]
-        subjects = {top.digest, *(entry.digest for entry in entries)}
-        if top.digest != likely_digest:
-            pass  # it is outdated or from another source, so the source may not hold it
-        elif top.digest == source_digest:
-            image.at_source |= subjects
-        else:
-            # No artifact refers to a trimmed index, because a run created it. The indexes below it
-            # may be trimmed too, so the source may not hold them.
-            subjects.remove(top.digest)
-            image.at_source.update(entry.digest for entry in entries if not entry.is_index)
-        await self._look_at_artifacts(image, subjects)
+        if top.digest != source_digest:
+            # A run has trimmed this index, and perhaps indexes below it: the source lacks them.
+            top = top._replace(is_trimmed=True)
+            children = [child._replace(is_trimmed=child.is_index) for child in children]
+        tree = Tree(top, tuple(children), source_digest)
+        lookup = TagLookup(image.source, image.tag, tree, top.digest, source_digest, targets=())
+        await self._look_at_artifacts(image, lookup)
 
     async def _manifest_of_tag(
         self, target: Repository, tag: str, likely_digest: str
@@ -267,68 +251,25 @@ class Audit:
 
     # Artifacts.
 
-    async def _look_at_artifacts(self, image: _Image, subjects: set[str]) -> None:
-        """Look at the artifacts of these subjects, the artifacts of these artifacts, and so on."""
-        seen = set[str]()  # a chain of artifacts may be a cycle
-        level = subjects
-        # One level more is looked at, to find out that the artifacts of the last level have none.
-        for _ in range(MOST_LEVELS + 1):
-            seen |= level
-            below = await gather(
-                partial(self._look_at_artifacts_of, image, subject) for subject in sorted(level)
-            )
-            level = set(chain.from_iterable(below)) - seen
-            if not level:
-                return
-            if len(seen) + len(level) > MOST_ARTIFACTS:
-                break
-        image.exceed(too_many_artifacts(), "list referrers in")
-
-    async def _look_at_artifacts_of(self, image: _Image, subject: str) -> list[str]:
-        """Look at the artifacts of one subject. Returns the subjects in these artifacts.
-
-        Artifacts that the source lists must be at the target. Artifacts that only the target lists
-        must be complete.
-        """
-        below = list[str]()
-        with image.looking_at("list of referrers of", subject):
-            required = list[Artifact]()
-            if subject in image.at_source:
-                required = await self._referrers.find_for_subject(image.mapping, subject)
-            entries = await self._referrers.lists.read(image.target, subject)
-
-            listed = {entry.digest for entry in entries}
-            asks = [
-                partial(self._look_at_artifact, image, each, is_listed=each.digest in listed)
-                for each in required
-            ]
-            # A list may name its own subject, which is not an artifact.
-            known = {subject, *(artifact.digest for artifact in required)}
-            asks += [
-                partial(
-                    self._look_at_artifact,
-                    image,
-                    Artifact(subject, entry.digest, None, entry, None, frozenset()),
-                    is_listed=True,
-                    is_required=False,
-                )
-                for entry in entries
-                if entry.digest not in known
-            ]
-            below += chain.from_iterable(await gather(asks))
-        return below
+    async def _look_at_artifacts(self, image: _Image, lookup: TagLookup) -> None:
+        """Look at all artifacts that the source has of an image."""
+        artifacts = await self._referrers.find_at_source(image.mapping, lookup)
+        # Clients find an artifact without a cosign tag only by the list of its subject.
+        subjects = sorted({artifact.subject for artifact in artifacts if artifact.tag is None})
+        lists = await gather(
+            partial(self._referrers.lists.read, image.target, subject) for subject in subjects
+        )
+        listed = {entry.digest for entries in lists for entry in entries}
+        await gather(
+            partial(self._look_at_artifact, image, artifact, is_listed=artifact.digest in listed)
+            for artifact in artifacts
+        )
 
     async def _look_at_artifact(
-        self, image: _Image, artifact: Artifact, *, is_listed: bool, is_required: bool = True
-    ) -> list[str]:
-        """Look at an artifact that the source or only the target lists.
-
-        Returns the subjects in the artifact. The list is empty if the artifact has another digest
-        at the target, or if the source does not hold it.
-        """
+        self, image: _Image, artifact: Artifact, *, is_listed: bool
+    ) -> None:
+        """Look at one artifact that the source has."""
         digest = artifact.digest
-        # Even if the target lacks the artifact, it may have artifacts of the artifact.
-        subjects = [digest] if is_required else []
         with image.looking_at("manifest", digest):
             if artifact.tag is not None:
                 manifest = await self._manifest_of_tag(image.target, artifact.tag, digest)
@@ -336,32 +277,20 @@ class Audit:
                 manifest = await unless_absent(
                     self._discovery.fetch_manifest(image.target, digest, artifact.entry)
                 )
-            if manifest is not None:
-                self._artifacts.add((manifest.digest, image.target.key))
-                entries = await self._found.look_below(image, manifest)
-                subjects = [manifest.digest, *(entry.digest for entry in entries)]
-                if manifest.digest != digest:
-                    found = f"found {manifest.digest}, expected {digest}"
-                    text = f"artifact {artifact.reference}: {found}"
-                    image.add("differs", text, manifest.digest, expected=digest)
-                    return []
-                # Clients find an artifact without a cosign tag only by the list.
-                if artifact.tag is None and not is_listed:
-                    text = f"{artifact} exists, but the target does not list it"
-                    image.add("artifact_missing", text, digest)
-            elif not is_required:
-                text = f"{digest} of {artifact.subject} is listed, but missing"
-                image.add("artifact_missing", text, digest)
-            elif artifact.tag or await image.source.head_manifest(digest) is not None:
-                image.add("artifact_missing", f"{artifact} is missing", digest)
-            else:
-                return []  # the source lists it but does not hold it, so no run can copy it
+            if manifest is None:
+                # What the source lists but does not hold, no run can copy.
+                if artifact.tag or await image.source.head_manifest(digest) is not None:
+                    image.add("artifact_missing", f"{artifact} is missing", digest)
+                return
 
-        if is_required:
-            if not self._referrers.may_be_subject(image.source, artifact):
-                return []
-            image.at_source.update(subjects)
-        return subjects
+            self._artifacts.add((manifest.digest, image.target.key))
+            await self._found.look_below(image, manifest)
+            if manifest.digest != digest:
+                text = f"artifact {artifact.reference}: found {manifest.digest}, expected {digest}"
+                image.add("differs", text, manifest.digest, expected=digest)
+            elif artifact.tag is None and not is_listed:
+                text = f"{artifact} exists, but the target does not list it"
+                image.add("artifact_missing", text, digest)
 
     # The result.
 

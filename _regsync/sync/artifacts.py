@@ -41,10 +41,10 @@ _T = TypeVar("_T")
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
 # Levels of artifacts on artifacts. Real chains have up to three. A longer chain may be an attack.
-MOST_LEVELS = 8
+_MOST_LEVELS = 8
 
 # Artifacts of one image.
-MOST_ARTIFACTS = 10_000
+_MOST_ARTIFACTS = 10_000
 
 # Subjects that are searched concurrently. The limit is low because each answer may list 10,000
 # artifacts.
@@ -594,19 +594,6 @@ class Referrers:
         tags = await self._cosign_tags_at(lookup.source, lookup.source_digest, is_image=True)
         return [*(entry.digest for entry in entries), *tags]
 
-    async def find_for_subject(self, mapping: MappingRule, subject: str) -> list[Artifact]:
-        """Find the artifacts of one subject that a mapping selects. No target is asked."""
-        source = self._discovery.source_of(mapping)
-        return await self._direct_artifacts(_search_at_source(mapping, source), subject)
-
-    def may_be_subject(self, source: Repository, artifact: Artifact) -> bool:
-        """Report whether artifacts of an artifact should be searched for.
-
-        They always should for an artifact from a list of referrers. For the manifest under a cosign
-        tag a search is worth its requests only if the source's tag listing shows such artifacts.
-        """
-        return artifact.tag is None or self.listed_tag_bits(source, artifact.digest) != 0
-
     async def find_at_source(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Find all artifacts of an image that a mapping selects. No target is asked.
 
@@ -663,19 +650,19 @@ class Referrers:
         async def collect(subject: str) -> None:
             async with self._permits:
                 # Above the limit the search fails anyway.
-                if len(found) + len(direct) <= MOST_ARTIFACTS:
+                if len(found) + len(direct) <= _MOST_ARTIFACTS:
                     direct.extend(await self._direct_artifacts(search, subject))
 
         # One level more is searched, to find out that the artifacts of the last level have none.
-        for depth in range(MOST_LEVELS + 1):
+        for depth in range(_MOST_LEVELS + 1):
             seen.update(level)
             direct.clear()
             await gather(partial(collect, subject) for subject in level)
             # Answers arrive in any order, but the result must not depend on it.
             direct.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             new_artifacts = [each for each in direct if each.reference not in found]
-            is_too_deep = depth == MOST_LEVELS and len(new_artifacts) > 0
-            if is_too_deep or len(found) + len(direct) > MOST_ARTIFACTS:
+            is_too_deep = depth == _MOST_LEVELS and len(new_artifacts) > 0
+            if is_too_deep or len(found) + len(direct) > _MOST_ARTIFACTS:
                 break
 
             below = list[str]()
@@ -686,10 +673,14 @@ class Referrers:
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
             if not level:
                 return list(found.values())
-            if len(level) > MOST_ARTIFACTS:
+            if len(level) > _MOST_ARTIFACTS:
                 break
 
-        raise too_many_artifacts().add_context(source.side, "list referrers in", str(source))
+        limits = (
+            f"{_MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {_MOST_LEVELS} deep"
+        )
+        error = ContentError(f"more than {limits}")
+        raise error.add_context(source.side, "list referrers in", str(source))
 
     async def _subjects_in(self, search: Search, artifact: Artifact) -> list[str]:
         """Return the digests in an artifact whose own artifacts should be searched for.
@@ -700,7 +691,9 @@ class Referrers:
         is_at_all_targets = artifact.lookup is None
         if is_at_all_targets and search.listing_hash:
             return []
-        if not self.may_be_subject(search.source, artifact):
+        # Artifacts of the manifest under a cosign tag are worth a search only if the source's tag
+        # listing shows some.
+        if artifact.tag is not None and not self.listed_tag_bits(search.source, artifact.digest):
             return []
         digest = artifact.digest
         if artifact.entry is None or not artifact.entry.is_index:
@@ -944,12 +937,6 @@ def _list_is_not_kept() -> RegistryError:
     error = RegistryError(text, status=409)
     error.hint = _HINT_IF_NOT_KEPT
     return error
-
-
-def too_many_artifacts() -> ContentError:
-    """Return the error for an image that exceeds MOST_ARTIFACTS or MOST_LEVELS."""
-    limits = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
-    return ContentError(limits)
 
 
 def _no_artifact_error(lookup: TagLookup) -> SyncError:

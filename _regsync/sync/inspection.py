@@ -123,13 +123,13 @@ class Inspector:
         # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
         self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
 
-    async def look_below(self, image: Inspection, top: Manifest) -> list[Descriptor]:
+    async def look_below(self, image: Inspection, top: Manifest) -> list[Manifest]:
         """Look at all manifests and blobs that a manifest names at any depth, level by level.
 
-        Returns the descriptors of the manifests that are there.
+        Returns the manifests that are there, without `top`.
         """
         self.manifests.add((top.digest, image.target.key))
-        present = list[Descriptor]()
+        present = list[Manifest]()
         named = dict[str, Descriptor]()
         level = [top]
         # Without bounds, looking at a hostile registry that returns an endless tree would not end.
@@ -154,7 +154,7 @@ class Inspector:
                 partial(self._look_at_child, image, child) for child in children.values()
             )
             level = [manifest for manifest in manifests if manifest is not None]
-            present += (children[manifest.digest] for manifest in level)
+            present += level
 
         too_deep = ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
         image.exceed(too_deep, "read")
@@ -247,7 +247,7 @@ class Verification:
         manifests = [digest]
         with image.looking_at("manifest", digest, size=0):
             top = await self._discovery.fetch_manifest(target, digest)
-            manifests += [entry.digest for entry in await self._inspector.look_below(image, top)]
+            manifests += [child.digest for child in await self._inspector.look_below(image, top)]
         if image.error is not None:
             raise image.error
 
