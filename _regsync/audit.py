@@ -22,7 +22,7 @@ from _regsync.oci import Manifest, full_name
 from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen, Knowledge, RepositoryKey, StateFile
+from _regsync.state import Knowledge, RepositoryKey, StateFile
 from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
 from _regsync.sync.discovery import Discovery, TagLookup
 from _regsync.sync.image import Traffic, Tree
@@ -53,27 +53,26 @@ class Audit:
         transport: Transport,
         config: Config,
         emit: Callable[[Finding | Outcome], None],
-        state: StateFile,
         *,
         reads_blobs: bool = False,
-        first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
     ) -> None:
         """Prepare to check all images that `config` selects.
 
         `emit` is called with each finding, and with each image that could not be checked.
-        With `reads_blobs` all blobs at targets are downloaded and verified. `first_seen` has the
-        times for `min_age`. With a lock, tags and digests are those of the lock, and sources are
-        not asked.
+        With `reads_blobs` all blobs at targets are downloaded and verified. With a lock, tags and
+        digests are those of the lock, and sources are not asked. Raises ConfigError if a mapping
+        has `min_age` and there can be no state.
         """
         self.transport = transport
         self._config = config
         self._emit = emit
-        self._first_seen = first_seen
 
         # The state is used for the digests of trimmed indexes and for the login methods of hosts.
         # It is not trusted about the content of targets, because that is what an audit checks.
-        self._state = state
+        self._state = StateFile(config.cache_dir, transport.machine.log)
+        if config.has_ages:
+            self._state.require(may_write=False)
         self._state.load(may_write=False)
         wall = transport.machine.wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
@@ -186,8 +185,8 @@ class Audit:
         mapping, tag, source = image.mapping, image.tag, image.source
         at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
         digest = at_source.digest
-        if mapping.min_age and self._first_seen is not None:
-            held_until = self._first_seen.record_sighting(source.key, digest, mapping.min_age)
+        if mapping.min_age:
+            held_until = self._knowledge.record_sighting(source.key, digest, mapping.min_age)
             if held_until is not None:
                 return digest, ""
         # It is known without the index if it is from a lock, or if no platforms are filtered.

@@ -158,8 +158,6 @@ class Config(NamedTuple):
     mappings: tuple[MappingRule, ...]
     max_concurrent_transfers: int = 50
     cache_dir: str | None = None  # directory of the state; None: no state is kept
-    # The directory for first-seen times, which all shards share. None: no directory is persistent.
-    seen_dir: str | None = None
     cache_ttl: float = 12 * 3600.0  # seconds; 0: entries never expire
     staging_size_limit: int | None = None  # bytes; None: no limit
     warnings: tuple[str, ...] = ()
@@ -171,6 +169,11 @@ class Config(NamedTuple):
         """
         ends = [registry for rule in self.mappings for registry in (rule.source, *rule.targets)]
         return tuple(dict.fromkeys(ends))
+
+    @property
+    def has_ages(self) -> bool:
+        """Whether a mapping has `min_age`."""
+        return any(rule.min_age for rule in self.mappings)
 
 
 def registry_for(written: str, config: Config) -> Registry:
@@ -1161,9 +1164,6 @@ DOCUMENT = Field(
 
 # What the program does with a configuration file.
 
-# Values of the environment variable CI that mean that the program does not run in a CI job.
-_NOT_IN_CI = ("", "0", "false")
-
 # The state directory if the configuration sets none.
 _DEFAULT_CACHE_DIR = ".regsync"
 
@@ -1182,13 +1182,9 @@ def _read_config(reader: Reader) -> Config:
 
     # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
     settings = dict(document.get("global", {}))
-    configured_dir = settings.pop("cache_dir", None)
-    cache_dir = configured_dir or file.absolute_path(_DEFAULT_CACHE_DIR)
+    cache_dir = settings.pop("cache_dir", None) or file.absolute_path(_DEFAULT_CACHE_DIR)
     if not _is_absolute(cache_dir):  # standard input has no directory to which it could be relative
         cache_dir = None
-    # A CI job deletes its checkout, and with it everything that is written beside the file.
-    is_in_ci = file.environ.get("CI", "") not in _NOT_IN_CI
-    is_persistent = configured_dir is not None or not is_in_ci
 
     return Config(
         # Since there are no problems, none of these registries is None.
@@ -1198,7 +1194,6 @@ def _read_config(reader: Reader) -> Config:
         ),
         warnings=tuple(map(str, sorted(reader.warnings, key=_IN_FILE_ORDER))),
         cache_dir=cache_dir,
-        seen_dir=cache_dir if is_persistent else None,
         **settings,
     )
 

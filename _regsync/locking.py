@@ -27,7 +27,6 @@ from _regsync.pins import (
     source_key,
 )
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
@@ -61,14 +60,12 @@ class Locking:
         referrers: Referrers,
         old_lock: Lock,
         mappings: Sequence[MappingRule],
-        first_seen: FirstSeen,
         *,
         keeps_others: bool,
         recheck: bool,
     ) -> None:
         """Prepare to resolve `mappings`.
 
-        `first_seen` has the times at which the old lock and earlier runs first saw digests.
         With `keeps_others` the new lock keeps the old lines of repositories outside `mappings`.
         With `recheck` artifacts are searched for even if the digest of a tag is unchanged.
         """
@@ -89,7 +86,6 @@ class Locking:
         self._mappings = mappings
         self._keeps_others = keeps_others
         self._recheck = recheck
-        self._first_seen = first_seen
 
         # By the index of a mapping, the lines of its tags, or the error because of which it failed.
         self._lines = defaultdict[int, list[LockedImage]](list)
@@ -196,12 +192,7 @@ class Locking:
             fetch = partial(self._fetch_image, rule, tag, digest)
             image = await self._new_images[source, digest].get(fetch)
 
-        # `image.digest` differs from `digest` if the tag was moved between two requests.
-        if old_image is not None and old_image.digest == image.digest:
-            first_seen = old_image.first_seen  # keep the bytes of an unchanged line
-        else:
-            first_seen = self._first_seen.first_seen_at(source.seen_key(image.digest))
-        return image._replace(tag=tag, first_seen=first_seen)
+        return image._replace(tag=tag)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
         """Report whether a new line has platforms or artifacts, so that the manifest is needed."""

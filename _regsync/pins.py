@@ -20,19 +20,10 @@ from typing import Any, NamedTuple, cast
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem, RegistryError, SyncError
-from _regsync.oci import (
-    EMPTY_CONFIG,
-    Descriptor,
-    Manifest,
-    check_digest,
-    is_digest,
-    is_tag,
-    split_full_name,
-)
+from _regsync.oci import EMPTY_CONFIG, Descriptor, Manifest, check_digest, is_digest, is_tag
 from _regsync.registry.repository import Locked, LockedParts, Repository
-from _regsync.state import RepositoryKey, SeenKey
 from _regsync.tags import TagRule
-from _regsync.text import parse_time, printable, time_text
+from _regsync.text import printable
 
 # The version of the format. It is not that of the program, because a new version of the program
 # does not change the lock.
@@ -67,10 +58,6 @@ class SourceKey(NamedTuple):
         if not self.platforms:
             return self.repository
         return f"{self.repository} ({', '.join(self.platforms)})"
-
-    def seen_key(self, digest: str) -> SeenKey:
-        """Return the key of the time when a digest was first seen in this repository."""
-        return SeenKey(RepositoryKey(*split_full_name(self.repository)), digest)
 
 
 class LockedMapping(NamedTuple):
@@ -109,8 +96,6 @@ class LockedImage(NamedTuple):
     pushed: str = ""
     # Each artifact comes after its subject.
     artifacts: tuple[LockedArtifact, ...] = ()
-    # When the digest was first seen in the repository, in seconds since 1970.
-    first_seen: int = 0
 
     @property
     def name(self) -> str:
@@ -158,14 +143,6 @@ class Lock:
     def pin(self, rule: MappingRule, source: Repository) -> Repository:
         """Return the source of a mapping as this lock has it."""
         return cast(Repository, PinnedSource(source, self.images_of(source_key(rule))))
-
-    def first_seen_times(self) -> dict[SeenKey, int]:
-        """Return the time when each digest was first seen, in seconds since 1970."""
-        times = dict[SeenKey, int]()
-        for image in self:
-            key = image.source.seen_key(image.digest)
-            times[key] = min(image.first_seen, times.get(key, image.first_seen))
-        return times
 
     def check(self, mappings: Iterable[MappingRule]) -> None:
         """Raise ConfigError if a mapping is not in the lock, or has other rules in the lock."""
@@ -252,7 +229,6 @@ def _line_of(locked: LockedMapping | LockedImage) -> str:
             "digest": locked.digest,
             "pushed": locked.pushed,
             "artifacts": artifacts,
-            "first_seen": time_text(locked.first_seen),
         }
     )
 
@@ -367,7 +343,6 @@ def _read_image(fields: Mapping[str, Any]) -> LockedImage:
         digest=fields["digest"],
         pushed=fields.get("pushed", ""),
         artifacts=tuple(artifacts),
-        first_seen=parse_time(fields["first_seen"]),
     )
     for digest in (image.digest, image.digest_at_target):
         check_digest(digest)
@@ -403,7 +378,7 @@ class Change(NamedTuple):
 def compare(before: Lock, after: Lock) -> list[Change]:
     """Return the differences between two locks, sorted like their lines.
 
-    The times when digests were first seen are not compared, nor is the order of artifacts.
+    The order of artifacts is not compared.
     """
     changes = list[Change]()
     for image in Lock(images=(*before, *after)):  # each image of either lock once

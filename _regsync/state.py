@@ -24,7 +24,7 @@ import math
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -33,7 +33,6 @@ from urllib.parse import quote
 
 import anyio
 
-from _regsync.config import Config
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError
 from _regsync.files import SAFE_FLAGS, WRITE_FLAGS, lock, remove_if_possible
@@ -213,7 +212,7 @@ DELETE FROM held WHERE because != x'' AND NOT EXISTS (
 _TAG = b"tag "  # a snapshot
 _LOOK = b"look "  # an artifact check, whose time is that of the note
 _FACT = b"fact "  # what was learnt about a host
-_SEEN = b"seen "  # times that may be the first at which a digest was seen
+_SEEN = b"seen "  # when a digest was first seen; its time: when it was last seen, to a day
 _SWEPT = b"swept"  # its time: when old entries were last removed
 
 # What SQLite puts beside a file has these endings.
@@ -274,6 +273,23 @@ class StateFile:
         except StateUnusable as error:
             level = "warning" if HAS_SQLITE else "info"
             self._log(level, "state", f"no state is kept: {self._shown_directory}: {error}")
+
+    def require(self, *, may_write: bool = True) -> None:
+        """Open the file as `open` does. Raises ConfigError if it cannot be used.
+
+        `min_age` needs it: without the times of earlier runs, each run would hold back every digest.
+        """
+        reason = "no directory is set"
+        try:
+            self.open(may_write=may_write)
+        except StateUnusable as error:
+            reason = f"{self._shown_directory}: {error}"
+        if not self._is_loaded:
+            raise ConfigError(
+                f"`min_age` counts from a state, and none is kept: {reason}",
+                hint="set `cache_dir` in `global` to a directory that this user may write and that stays"
+                " from run to run (an absolute one if the configuration comes from standard input)",
+            )
 
     def open(self, *, may_write: bool = True) -> None:
         """Open the file for writing if `may_write` and if no other process holds the lock, else for
@@ -966,6 +982,26 @@ class Knowledge:
             _, first, *results, listing_hash = check
             self._file.put_note(_LOOK + name, [first or now, *results, listing_hash.hex()], now)
 
+    # The age of digests (docs/design.md section 12, "Age").
+
+    def record_sighting(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
+        """Record that a digest is seen now at its source. Return until when `min_age` holds it back.
+
+        `min_age` is in seconds. The result is in seconds since 1970. Returns None if the digest is
+        old enough. A lost or doubtful time makes a digest younger, never older.
+        """
+        now = int(self._now())
+        key = _SEEN + f"{'/'.join(where)} {digest}".encode()
+        first, last_seen = self._file.note(key)
+        if not isinstance(first, int) or now - last_seen > _SEEN_SECONDS:
+            # If another digest was seen later than now, a clock was wrong, and this digest may be
+            # as new as that time.
+            first, last_seen = max(now, self._file.latest(_SEEN)), 0
+        if now - last_seen >= _DAY:
+            self._file.put_note(key, first, now)
+        held_until = first + int(min_age)
+        return held_until if held_until > now else None
+
     # The end of a run.
 
     def finish(self) -> None:
@@ -995,112 +1031,3 @@ class Knowledge:
 
 def _fact_note(place: str, name: str) -> bytes:
     return _FACT + f"{place} {name}".encode()
-
-
-# The age of digests (docs/design.md section 12, "Age").
-
-
-class SeenKey(NamedTuple):
-    """A digest in a repository of a source."""
-
-    where: RepositoryKey
-    digest: str
-
-
-class FirstSeen:
-    """The times at which digests were first seen at their sources, from which `min_age` counts.
-
-    `now` returns the time in seconds since 1970. `locked_times` are the times of a lock. If a
-    digest has two times, the earlier one counts. A lost or doubtful time makes a digest younger,
-    never older.
-    """
-
-    def __init__(
-        self,
-        file: StateFile,
-        now: Callable[[], float],
-        locked_times: Mapping[SeenKey, int] | None = None,
-    ) -> None:
-        self._file = file
-        self._now = now
-        self._locked_times: Mapping[SeenKey, int] = locked_times or {}
-
-    def record_sighting(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
-        """Record that a digest is seen now. Return until when it is held back because of `min_age`.
-
-        `min_age` is in seconds. The result is in seconds since 1970. Returns None if the digest is
-        old enough.
-        """
-        now = int(self._now())
-        key = SeenKey(where, digest)
-        times, last_seen = self._times(key)
-        is_news = not times or now - last_seen >= _DAY
-        # If another digest was seen later than now, this one may be as new as that time.
-        times = times or [max(now, self._file.latest(_SEEN))]
-        past = [time for time in times if time <= now]
-        # A clock may be wrong, and nobody knows which. So a time later than now is kept, and counts
-        # when the clock has come so far.
-        if is_news or not past:
-            value = times if past else [*times, now]
-            self._file.put_note(_seen_note(key), value, max(now, last_seen))
-        held_until = self._earlier(key, past, now) + int(min_age)
-        return held_until if held_until > now else None
-
-    def first_seen_at(self, key: SeenKey) -> int:
-        """Return when a digest was first seen, in seconds since 1970: now, if it is unknown."""
-        now = int(self._now())
-        times, _ = self._times(key)
-        return self._earlier(key, [time for time in times if time <= now], now)
-
-    def _earlier(self, key: SeenKey, past: Iterable[int], now: int) -> int:
-        """Return the earlier of the file's time, which may be one of `past`, and the lock's."""
-        return min(max(past, default=now), self._locked_times.get(key, now))
-
-    def _times(self, key: SeenKey) -> tuple[list[int], int]:
-        """Return the times that may be the first, and when the digest was last seen.
-
-        Returns no times if they are unknown or were not in use for too long.
-        """
-        times, last_seen = self._file.note(_seen_note(key))
-        is_expired = self._now() - last_seen > _SEEN_SECONDS
-        if is_expired or not isinstance(times, list):
-            return [], 0
-        return [time for time in times if isinstance(time, int)], last_seen
-
-
-def _seen_note(key: SeenKey) -> bytes:
-    return _SEEN + f"{'/'.join(key.where)} {key.digest}".encode()
-
-
-def first_seen_for(
-    config: Config,
-    file: StateFile,
-    now: Callable[[], float],
-    *,
-    may_write: bool = True,
-    locked_times: Mapping[SeenKey, int] | None = None,
-) -> FirstSeen | None:
-    """Return the first-seen times for a configuration, or None if no mapping has `min_age`.
-
-    Opens the file. Raises ConfigError if nothing can be kept in it, because each run would then
-    hold back every digest. With `locked_times` nothing has to be kept.
-    """
-    aged = next((mapping for mapping in config.mappings if mapping.min_age), None)
-    if aged is None:
-        return None
-    if config.seen_dir is None and locked_times is None:
-        raise ConfigError(
-            f"mappings[{aged.index}] has `min_age`, but this run keeps nothing for the next one",
-            hint="set `cache_dir` in `global` to a directory that stays from run to run (an absolute "
-            "one if the configuration comes from standard input), or run from a lock (`--locked`)",
-        )
-    if may_write:
-        try:
-            file.open()
-        except StateUnusable as error:
-            shown = printable(config.cache_dir or "")
-            raise ConfigError(
-                f"`min_age` needs first-seen times, which {shown} cannot keep: {error}",
-                hint="set `cache_dir` in `global` to a directory that this user may write",
-            ) from error
-    return FirstSeen(file, now, locked_times)

@@ -247,14 +247,3 @@ def time_text(seconds: float) -> str:
     """Format a time, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
     moment = datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}Z"
-
-
-@lru_cache(maxsize=1024)
-def parse_time(text: str) -> int:
-    """Parse the output of `time_text` into seconds since 1970.
-
-    Raises ValueError for another format.
-    """
-    if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", text):
-        raise ValueError(f"{text!r} is not a time like 2026-11-22T12:00:00Z")
-    return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())

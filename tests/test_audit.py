@@ -722,15 +722,6 @@ async def test_of_an_index_that_is_held_back_nothing_is_read_and_no_time_is_note
     assert not mirror.cache.exists()
 
 
-async def test_a_time_in_the_lock_counts(locked):
-    locked.mapping["min_age"] = "3d"
-    locked.seed.image().load_into(locked.source.app, "app", "v1")
-    await locked.make_lock()
-    assert whole(await locked.audit()) == 1
-    await anyio.sleep(3 * DAY)
-    assert only(found(await locked.audit())) == ("missing", None)
-
-
 async def test_without_a_place_for_the_times_nothing_is_attempted(mirror):
     config = mirror.text({"from": "app", "tags": tags("v1"), "min_age": "3d"})
     ran = await mirror.world.run("audit", "-c", "-", stdin=config)

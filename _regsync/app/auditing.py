@@ -20,7 +20,6 @@ from _regsync.config import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
 from _regsync.pins import Lock
-from _regsync.state import StateFile, first_seen_for
 from _regsync.sync.inspection import Finding
 from _regsync.sync.report import Outcome
 from _regsync.text import printable, reason_of
@@ -51,19 +50,7 @@ async def audit(
             console.print_line(result.line())
 
     async with connected(console) as transport:
-        locked_times = lock.first_seen_times() if lock is not None else None
-        wall = transport.machine.wall
-        state = StateFile(config.cache_dir, transport.machine.log)
-        first_seen = first_seen_for(config, state, wall, may_write=False, locked_times=locked_times)
-        work = Audit(
-            transport,
-            config,
-            show,
-            state,
-            reads_blobs=reads_blobs,
-            first_seen=first_seen,
-            lock=lock,
-        )
+        work = Audit(transport, config, show, reads_blobs=reads_blobs, lock=lock)
         signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - start
     if work.interrupted:

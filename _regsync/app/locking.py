@@ -20,7 +20,7 @@ from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import replacing
 from _regsync.locking import Locking
 from _regsync.pins import Change, Lock, LockedImage, lines_of, read_lock, source_key
-from _regsync.state import FirstSeen, Knowledge, StateFile
+from _regsync.state import Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import error_json, exit_status_for
@@ -146,7 +146,6 @@ async def update_lock(
                 Referrers(discovery, knowledge, wall, has_state=False),
                 file.lock,
                 mappings,
-                FirstSeen(state, wall, file.lock.first_seen_times()),
                 keeps_others=keeps_others,
                 recheck=recheck,
             )

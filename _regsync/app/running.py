@@ -18,7 +18,7 @@ from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, report_document, utc_now
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import RegsyncError, Side
-from _regsync.state import Knowledge, StateFile, first_seen_for
+from _regsync.state import Knowledge, StateFile
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report
 from _regsync.sync.run import Run
@@ -73,13 +73,8 @@ async def run(
     stop = anyio.Event()  # set by the first signal
     async with connected(console) as transport:
         state = StateFile(config.cache_dir, transport.machine.log)
-        first_seen = first_seen_for(
-            config,
-            state,
-            transport.machine.wall,
-            may_write=kind != "plan",
-            locked_times=lock.first_seen_times() if lock is not None else None,
-        )
+        if config.has_ages:
+            state.require(may_write=kind != "plan")
         work = Run(
             transport,
             config,
@@ -89,7 +84,6 @@ async def run(
             state,
             recheck=recheck,
             verify=verify,
-            first_seen=first_seen,
             lock=lock,
             retry=retry,
         )

@@ -24,7 +24,7 @@ from _regsync.config import Config
 from _regsync.errors import ConfigError
 from _regsync.pins import Lock
 from _regsync.registry.runs import Transport
-from _regsync.state import StateFile, first_seen_for
+from _regsync.state import StateFile
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text
@@ -107,13 +107,8 @@ class Watch:
         cache_dir = inputs.config.cache_dir
         if cache_dir not in self._states:
             self._states[cache_dir] = StateFile(cache_dir, self._news.log)
-        locked_times = inputs.lock.first_seen_times() if inputs.lock is not None else None
-        self._first_seen = first_seen_for(
-            inputs.config,
-            self._states[cache_dir],
-            self._transport.machine.wall,
-            locked_times=locked_times,
-        )
+        if inputs.config.has_ages:
+            self._states[cache_dir].require()
         self._inputs = inputs
 
     def answer_probe(self, path: str) -> tuple[int, dict[str, object]]:
@@ -193,7 +188,6 @@ class Watch:
             self._news.show_outcome,
             report,
             state=self._states[config.cache_dir],
-            first_seen=self._first_seen,
             lock=self._inputs.lock,
         )
         async with anyio.create_task_group() as tasks:

@@ -28,7 +28,7 @@ from _regsync.oci import (
 from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.repository import Host, Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen, Knowledge, RepositoryKey, Snapshot, SnapshotEntry, hashed_key
+from _regsync.state import Knowledge, RepositoryKey, Snapshot, SnapshotEntry, hashed_key
 from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
@@ -400,21 +400,21 @@ class Discovery:
         *,
         known_to_lack: Collection[Repository] = (),
         expected: Descriptor | None = None,
-        first_seen: FirstSeen | None = None,
+        counts_age: bool = False,
     ) -> TagLookup:
         """Look up a tag or digest at its source and its targets (docs/design.md section 6, rule 4).
 
         `reference` is the tag or digest at the source, `tags` come from `new_target_tags`. No
         request is sent to the targets in `known_to_lack`. `expected` is the descriptor of the
-        digest, if an index has named the digest. With `first_seen` the digest is recorded there,
-        and the image is held back until the digest is `min_age` old.
+        digest, if an index has named the digest. With `counts_age` it is recorded that the digest
+        was seen, and the image is held back until the digest is `min_age` old.
 
         Fetches the manifests that some target lacks, unless the image is held back. Raises
         SyncError if the source fails. The error of a target is kept in its TargetTag.
         """
         source = self.source_of(mapping)
         # An image that is held back needs no manifest in this run.
-        may_be_held = first_seen is not None and mapping.min_age > 0
+        may_be_held = counts_age and mapping.min_age > 0
         by_head = may_be_held or self._should_head_first(mapping, tags)
         image = await self._resolve_at_both_ends(
             mapping, reference, tags, known_to_lack, by_head=by_head
@@ -423,8 +423,10 @@ class Discovery:
         while True:  # again if the tag was moved after it had been resolved
             lacking = tuple(tag for tag in tags if tag.needs_copy(image))
             held_until = None
-            if first_seen is not None:
-                held_until = first_seen.record_sighting(source.key, image.digest, mapping.min_age)
+            if counts_age:
+                held_until = self._knowledge.record_sighting(
+                    source.key, image.digest, mapping.min_age
+                )
             if not lacking or held_until is not None:
                 others = tuple(tag for tag in tags if tag not in lacking)
                 # All targets that are up to date have the same digest. With a platform filter it

@@ -38,7 +38,6 @@ from _regsync.tags import compile_glob
 
 if TYPE_CHECKING:
     from _regsync.pins import Lock
-    from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
     from _regsync.sync.retry import Retry
 
@@ -89,7 +88,6 @@ class Run:
         *,
         recheck: bool = False,
         verify: bool = False,
-        first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
         retry: Retry | None = None,
     ) -> None:
@@ -100,7 +98,6 @@ class Run:
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
         With `verify` it does so, and asks targets for every part of every image.
-        `first_seen` has the times that `min_age` counts from. Without it no image is held back.
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied.
         """
@@ -116,7 +113,6 @@ class Run:
         self._recheck = recheck
         self._verify = verify
         self._retry = retry
-        self._first_seen = first_seen
         # Compiles each pattern of `immutable_tags` once.
         self._compiled_glob = cache(compile_glob)
 
@@ -400,7 +396,7 @@ class Run:
             return
         try:
             lookup = await self._discovery.look_up(
-                mapping, wanted.tag, tags, first_seen=self._first_seen
+                mapping, wanted.tag, tags, counts_age=self._config.has_ages
             )
         except SyncError as error:
             self._report_tags(wanted, tags, began, status="failed", error=error)

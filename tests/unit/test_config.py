@@ -87,7 +87,6 @@ def test_the_smallest_configuration_has_the_specified_defaults() -> None:
         mappings=(),
         max_concurrent_transfers=50,
         cache_dir="/etc/rs/.regsync",
-        seen_dir="/etc/rs/.regsync",
         cache_ttl=12 * 3600.0,
         staging_size_limit=None,
         warnings=(),

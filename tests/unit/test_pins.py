@@ -24,11 +24,11 @@ from _regsync.pins import (
     read_lock,
 )
 from _regsync.registry.repository import Locked, LockedParts, Repository
+from _regsync.state import RepositoryKey
 from conformance.images import Seed
 from tests.fuzzing import fuzz, scraps, trees
 from tests.unit.configs import read_mappings
 
-NOON = 1_795_348_800  # 2026-11-22T12:00:00Z
 RULES = "0123456789abcdef" * 4
 SOURCE = SourceKey("docker.io/library/alpine")
 ARM = SourceKey("docker.io/library/alpine", ("linux/arm64",))
@@ -40,7 +40,7 @@ def digest(number: int) -> str:
 
 
 def image(tag: str, number: int = 1, source: SourceKey = SOURCE, **more: Any) -> LockedImage:
-    fields = {"pushed": "", "artifacts": (), "first_seen": NOON, **more}
+    fields = {"pushed": "", "artifacts": (), **more}
     return LockedImage(source, tag, digest(number), **fields)
 
 
@@ -62,13 +62,7 @@ def problems(*lines: bytes | str) -> list[str]:
 
 HEAD = '{"lock": 1}'
 MAPPING = json.dumps({"mapping": SOURCE.repository, "rules": RULES})
-LINE = json.dumps(
-    {
-        "source": "docker.io/library/alpine:3.20",
-        "digest": digest(1),
-        "first_seen": "2026-11-22T12:00:00Z",
-    }
-)
+LINE = json.dumps({"source": "docker.io/library/alpine:3.20", "digest": digest(1)})
 
 
 def altered(**fields: object) -> str:
@@ -89,15 +83,13 @@ def test_the_lines_are_those_of_the_document():
         MAPPING,
         '{"mapping": "docker.io/library/alpine", "platforms": ["linux/arm64"], '
         f'"rules": "{RULES}"}}',
-        f'{{"source": "docker.io/library/alpine:3.19", "digest": "{digest(5)}", '
-        '"first_seen": "2026-11-22T12:00:00Z"}',
+        f'{{"source": "docker.io/library/alpine:3.19", "digest": "{digest(5)}"}}',
         LINE,
         '{"source": "docker.io/library/alpine:3.20", "platforms": ["linux/arm64"], '
         f'"digest": "{digest(1)}", "pushed": "{digest(2)}", "artifacts": ['
         f'{{"digest": "{digest(4)}", "type": ["a/b", "c/d"], "subject": "{digest(1)}", '
         f'"tag": "sha256-{1:064x}.sig"}}, '
-        f'{{"digest": "{digest(3)}", "type": "{SIGNATURE}", "subject": "{digest(2)}"}}], '
-        '"first_seen": "2026-11-22T12:00:00Z"}',
+        f'{{"digest": "{digest(3)}", "type": "{SIGNATURE}", "subject": "{digest(2)}"}}]}}',
     ]
 
 
@@ -118,7 +110,6 @@ _images = st.builds(
     _digests,
     st.just("") | _digests,
     st.lists(_artifacts, max_size=3, unique=True).map(tuple),
-    st.integers(0, 4_000_000_000),
 )
 
 
@@ -159,8 +150,6 @@ MERGE = "conflict marks of a merge: take one side of each conflict"
         (altered(source="docker.io/library/alpine"), "is not a tag"),
         (altered(digest="sha256:12"), "'sha256:12' is not a digest"),
         (altered(pushed=1), OTHER),
-        (altered(first_seen=None), OTHER),
-        (altered(first_seen="yesterday"), "is not a time like"),
         (altered(size=1), OTHER),
         *((mark, MERGE) for mark in ("<<<<<<< HEAD", "||||||| 1234", "=======", ">>>>>>> topic")),
         (altered(artifacts={}), OTHER),
@@ -206,8 +195,8 @@ def test_the_first_line_says_what_the_file_is(first, text):
             lambda text: text.encode("utf-8", "surrogatepass")
         )
         | trees(
-            "mapping source platforms rules digest artifacts first_seen subject type tag lock pushed",
-            leaves=st.sampled_from([digest(1), RULES, "a.test/b:1", "2026-11-22T12:00:00Z", 1]),
+            "mapping source platforms rules digest artifacts subject type tag lock pushed",
+            leaves=st.sampled_from([digest(1), RULES, "a.test/b:1", 1]),
         ).map(lambda tree: json.dumps(tree).encode()),
         max_size=4,
     )
@@ -282,7 +271,7 @@ def test_what_moved_came_went_and_changed():
     after = lock(
         image("2", 7),
         image("3", artifacts=(signature,)),
-        image("4", first_seen=5),
+        image("4"),
         image("4", source=ARM, pushed=digest(8)),
         image("5"),
     )
@@ -305,7 +294,7 @@ class ByDigestAlone(Locked):
     """A source that fails every request by tag, every listing and every look-up."""
 
     side = Side.SOURCE
-    key = store_key = SOURCE.seen_key("").where
+    key = store_key = RepositoryKey("docker.io", "library/alpine")
 
     def __init__(self, *, holds: bool = True):
         self._holds = holds

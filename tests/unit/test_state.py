@@ -25,10 +25,8 @@ from _regsync.state import (
     NO_CHECK,
     PRESENT_IS_201,
     ArtifactCheck,
-    FirstSeen,
     Knowledge,
     RepositoryKey,
-    SeenKey,
     Snapshot,
     StateFile,
     _blob_key,
@@ -286,7 +284,7 @@ def test_notes_of_another_form_are_passed_over(state, value):
         assert known.supports_mounts(HOST) is None
         assert known.fact(A.area, ABSENT_IS_202) is None
         assert known.artifact_check(b"name") == NO_CHECK
-        assert FirstSeen(known._file, lambda: NOW).record_sighting(A, TOP, 9) == NOW + 9
+        assert known.record_sighting(A, TOP, 9) == NOW + 9
 
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
@@ -322,20 +320,9 @@ def test_a_digest_that_is_seen_again_keeps_its_age_in_a_file_and_in_memory(state
     for file in (StateFile(None, print), state.file()):
         for now, until in ((NOW, NOW + DAY), (NOW + HOUR, NOW + DAY), (NOW + DAY, None)):
             file.load()
-            seen = FirstSeen(file, lambda now=now: now)
-            assert seen.record_sighting(A, TOP, DAY) == until
-            assert seen.first_seen_at(SeenKey(A, TOP)) == NOW
-            assert seen.first_seen_at(SeenKey(B, TOP)) == now, "unknown"
+            known = Knowledge(file, now=lambda now=now: now)
+            assert known.record_sighting(A, TOP, DAY) == until
             file.close()
-
-
-def test_of_a_lock_and_the_state_the_earlier_time_counts():
-    times = {SeenKey(A, TOP): NOW - DAY}
-    seen = FirstSeen(StateFile(None, print), lambda: NOW, times)
-    assert seen.record_sighting(A, TOP, DAY) is None
-    assert seen.record_sighting(A, TOP, DAY + 1) == NOW + 1
-    early = FirstSeen(StateFile(None, print), lambda: NOW - 2 * DAY, times)
-    assert early.record_sighting(A, TOP, HOUR) == NOW - 2 * DAY + HOUR
 
 
 # The file.
