@@ -1,7 +1,7 @@
 """Make a new lock: resolve the selected tags at their sources, and find their artifacts.
 
 Invariants: no request is sent to a target. The line of a tag whose digest is unchanged stays as it is,
-and costs one HEAD. If a source cannot be asked, its old lines are kept, or no new lock is made.
+and costs one HEAD. What could not be looked up keeps its old lines, so that it is never gone.
 Follows: docs/design.md section 12 ("Lock").
 """
 
@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from _regsync.config import ArtifactRule, MappingRule
-from _regsync.errors import ContentError, RegistryError, SyncError
+from _regsync.errors import SyncError
 from _regsync.pins import (
-    Change,
     Lock,
     LockedArtifact,
     LockedImage,
     LockedMapping,
     SourceKey,
     artifact_rule,
-    compare,
     locked_mapping,
     source_key,
 )
@@ -31,19 +28,6 @@ from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.once import Once, gather
-
-
-class Failure(NamedTuple):
-    """A tag or mapping that could not be resolved."""
-
-    # `HOST/REPOSITORY:TAG`, or `HOST/REPOSITORY` for a mapping.
-    name: str
-    error: SyncError
-    # Whether the new lock keeps lines of the old lock in its place. If a mapping failed that has no
-    # old lines, the lock is not written.
-    keeps_lines: bool
-    # The source repository of a mapping, as in lines of the lock. Empty for a tag.
-    repository: str = ""
 
 
 class Locking:
@@ -75,10 +59,10 @@ class Locking:
         self.images_known = 0
         self.images_done = 0
         self.images_resolved = 0
-        # The result: the new lock, which has not been written, and the failures, each by the name of
-        # its tag or by its mapping.
+        # The result: the new lock, which has not been written, and the errors of what could not be
+        # looked up. A tag is named `HOST/REPOSITORY:TAG`, and a mapping `HOST/REPOSITORY`.
         self.lock = Lock()
-        self.failures = dict[str | LockedMapping, Failure]()
+        self.failures = dict[str, SyncError]()
 
         self._discovery = discovery
         self._referrers = referrers
@@ -87,9 +71,8 @@ class Locking:
         self._keeps_others = keeps_others
         self._recheck = recheck
 
-        # By the index of a mapping, the lines of its tags, or the error because of which it failed.
-        self._lines = defaultdict[int, list[LockedImage]](list)
-        self._errors = dict[int, SyncError]()
+        # The new lines of tags.
+        self._lines = list[LockedImage]()
 
         # By source and artifact rule, the first mapping with this rule. Artifacts are searched for
         # with every rule of a source, so that a line does not depend on which mapping selects its
@@ -110,26 +93,9 @@ class Locking:
         self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
 
     @property
-    def is_writable(self) -> bool:
-        """Whether the new lock has lines for every mapping."""
-        return all(each.keeps_lines for each in self.failures.values() if each.repository)
-
-    @property
     def have_rules_changed(self) -> bool:
         """Whether the lock is for other mappings, or for other rules, than the old one."""
         return self.lock.mappings != self._old_lock.mappings
-
-    def changes(self) -> list[Change]:
-        """Return the differences from the old lock, sorted like the lines of a lock.
-
-        No image of a mapping that has failed is gone, because its source has not said so.
-        """
-        failed = {failure.repository for failure in self.failures.values()}
-        return [
-            change
-            for change in compare(self._old_lock, self.lock)
-            if change.kind != "gone" or change.image.source.repository not in failed
-        ]
 
     async def resolve(self) -> None:
         """Resolve all mappings, and set the new lock and the failures."""
@@ -148,32 +114,25 @@ class Locking:
         try:
             tags = (await self._discovery.select_tags(rule)).kept
         except SyncError as error:
-            self._errors[rule.index] = error
+            self.failures[source_key(rule).repository] = error
             return ()
         self.images_known += len(tags)
         return tags
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> None:
-        """Resolve a tag, and keep its new line.
-
-        If only its own image is at fault, the tag keeps its old line, if it has one. After any
-        other error the mapping fails, because its next tag would fail with the same error.
-        """
-        old_image = self._old_lock.images_of(source_key(rule)).get(tag)
+        """Resolve a tag, and keep its new line or its error."""
+        source = source_key(rule)
+        old_image = self._old_lock.images_of(source).get(tag)
         try:
-            self._lines[rule.index].append(await self._resolve_image(rule, tag, old_image))
+            self._lines.append(await self._resolve_image(rule, tag, old_image))
             self.images_resolved += 1
         except SyncError as error:
-            is_absent = isinstance(error, RegistryError) and error.status == 404
-            if not (is_absent or isinstance(error, ContentError)):
-                self._errors.setdefault(rule.index, error)
-                return
-            name = self._discovery.source_of(rule).name_of(tag)
-            self.failures[name] = Failure(name, error, keeps_lines=old_image is not None)
-            if old_image is not None:
-                self._lines[rule.index].append(old_image)
-        finally:
-            self.images_done += 1
+            # A line that was made for other artifact rules must not be taken for one of the new
+            # rules. So then the whole repository fails, and its mappings keep their lines too.
+            is_stale = old_image is not None and source not in self._unchanged_sources
+            name = source.repository if is_stale else f"{source.repository}:{tag}"
+            self.failures[name] = error
+        self.images_done += 1
 
     async def _resolve_image(
         self, rule: MappingRule, tag: str, old_image: LockedImage | None
@@ -246,39 +205,27 @@ class Locking:
     def _new_lock(self) -> Lock:
         """Build the new lock from new lines, and from the old lines that are kept.
 
-        Old lines are kept if their mapping has failed in this lock. With `keeps_others` the lines
-        of repositories that no mapping of this lock names are kept too.
+        Old lines are kept of a repository or tag that has failed. With `keeps_others` those of
+        repositories that no mapping of this lock names are kept too.
         """
-        new_mappings = list[LockedMapping]()
-        new_images = list[LockedImage]()
-        kept_mappings = list[LockedMapping]()
-        for rule in self._mappings:
-            mapping = locked_mapping(rule)
-            error = self._errors.get(rule.index)
-            if error is None:
-                new_mappings.append(mapping)
-                new_images += self._lines[rule.index]
-                continue
-            has_old_lines = mapping in self._old_lock.mappings
-            if has_old_lines:
-                kept_mappings.append(mapping)
-            source = mapping.source
-            failure = Failure(str(source), error, has_old_lines, source.repository)
-            self.failures[mapping] = failure
-
+        kept = {*self.failures}
         if self._keeps_others:
-            repositories = {source.repository for source in self._rules}
-            kept_mappings += [
-                mapping
-                for mapping in self._old_lock.mappings
-                if mapping.source.repository not in repositories
-            ]
-        # A line belongs to a source and not to a mapping. If only one of two mappings of a source
-        # has failed, the old lines of both are kept. A new line replaces the old line of its tag,
-        # because the last of several lines for one tag counts. So the new lines must be the last.
-        kept_sources = {mapping.source for mapping in kept_mappings}
-        old_images = [image for image in self._old_lock if image.source in kept_sources]
-        return Lock([*new_mappings, *kept_mappings], [*old_images, *new_images])
+            looked_at = {source.repository for source in self._rules}
+            kept |= {each.source.repository for each in self._old_lock.mappings} - looked_at
+
+        mappings = [
+            mapping
+            for mapping in map(locked_mapping, self._mappings)
+            if mapping.source.repository not in self.failures
+        ]
+        mappings += [each for each in self._old_lock.mappings if each.source.repository in kept]
+        old_images = [
+            image
+            for image in self._old_lock
+            if image.source.repository in kept or image.name in kept
+        ]
+        # The last of several lines for one tag counts, so new lines replace old ones.
+        return Lock(mappings, [*old_images, *self._lines])
 
 
 def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str]]:

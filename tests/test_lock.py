@@ -307,8 +307,7 @@ async def test_a_mapping_that_fails_keeps_its_lines(mirror):
     ran = await mirror.run("lock")
     assert ran.status == 1
     failure = only(ran.report["failed"])
-    assert (failure["source"], failure["keeps_lines"]) == ("source.test/app", True)
-    assert failure["error"]["code"] == "AUTH_ERROR"
+    assert (failure["source"], failure["error"]["code"]) == ("source.test/app", "AUTH_ERROR")
     assert "failed source.test/app: AUTH_ERROR" in ran.err
     check("lock", ran.report)
     assert "source.test/other:v1" in only(moved_lines(before, mirror.lock.read_text()))
@@ -317,30 +316,51 @@ async def test_a_mapping_that_fails_keeps_its_lines(mirror):
 # What fails while a lock is made.
 
 
-async def test_a_registry_that_fails_half_way_writes_no_first_lock(mirror):
-    mirror.hold(3)
+async def test_a_first_lock_has_what_could_be_looked_up(mirror):
+    """A mapping that it lacks is refused by --locked; of a tag that it lacks it was told."""
+    images = mirror.hold(3)
     mirror.push("v1", repository="other")
     mirror.write(ALL, OTHER)
-    fault = mirror.source.app.faults.on("GET", "manifest", reference="v1", repository="app")
-    fault.status(401)
+    faults = mirror.source.app.faults
+    faults.on("GET", "manifest", reference="v1", repository="app").status(401)
+    faults.on("GET", "tag_list", repository="other").first().status(403)
     ran = await mirror.run("lock")
-    assert (ran.status, ran.report["written"], mirror.lock.exists()) == (1, False, False)
-    failure = only(ran.report["failed"])
-    assert (failure["source"], failure["keeps_lines"]) == ("source.test/app", False)
-    said = await mirror.say()
-    assert f"{mirror.lock} was not written: it would lack source.test/app" in said.err
+    assert (ran.status, ran.report["written"]) == (1, True)
+    failed = {each["source"]: each["error"]["code"] for each in ran.report["failed"]}
+    assert failed == {"source.test/app:v1": "AUTH_ERROR", "source.test/other": "AUTH_ERROR"}
+    assert mirror.digests() == {tag: images[tag].top for tag in ("v0", "v2")}
+    ran = await mirror.run("sync", "--locked")
+    assert ran.status == 3
+    assert "mappings[1], from source.test/other, is not in the lock" in ran.err
+
+    assert (await mirror.run("lock")).status == 1
+    await mirror.succeed("sync", "--locked")
+    assert mirror.held().keys() == {"v0", "v2"}
+    assert mirror.held(repository="other").keys() == {"v1"}
 
 
-async def test_a_registry_that_fails_half_way_leaves_the_old_lines(mirror):
+async def test_a_registry_that_fails_half_way_leaves_the_old_line(mirror):
     mirror.hold(3)
     await mirror.lock_all()
-    before = mirror.lock.read_text()
-    mirror.push("v0")
-    mirror.push("v9")
+    before = mirror.digests()
+    moved, new = mirror.push("v0"), mirror.push("v9")
+    mirror.push("v2")
     mirror.source.app.faults.on("GET HEAD", "manifest", reference="v2").status(403)
+    assert (await mirror.run("lock")).status == 1
+    assert mirror.digests() == {**before, "v0": moved.top, "v9": new.top}
+
+
+async def test_a_line_of_other_artifact_rules_is_not_taken_for_one_of_the_new_ones(mirror):
+    """Where its tag fails the mapping keeps its old rules too, so that the next lock looks again."""
+    signature = mirror.attach(mirror.push("v1"))
+    await mirror.lock_all({**ALL, **PLAIN})
+    mirror.write(ALL)
+    mirror.source.app.faults.on("HEAD", "manifest", reference="v1").first().status(403)
+    mirror.source.app.faults.on("GET", "manifest", reference="v1").first().status(403)
     ran = await mirror.run("lock")
-    assert (ran.status, mirror.lock.read_text()) == (1, before)
-    assert ran.report["failed"][0]["keeps_lines"]
+    assert (ran.status, ran.report["written"]) == (4, False)
+    assert "source.test/app:v1" in only(ran.report["failed"])["error"]["message"]
+    assert (await mirror.change())["after"]["artifacts"] == [signature.top]
 
 
 async def test_everything_that_fails_for_want_of_a_login_is_status_4(mirror):
@@ -353,7 +373,7 @@ async def test_everything_that_fails_for_want_of_a_login_is_status_4(mirror):
 
 @pytest.mark.parametrize("rules", ["the same", "others", "other platforms"])
 async def test_what_could_not_be_looked_up_is_never_gone(mirror, rules):
-    """Not even where the rules are others, so that the lock cannot keep its old lines."""
+    """Not even where the rules are others. Then `--locked` goes on refusing the mapping."""
     for repository in ("app", "other"):
         mirror.push("v1", mirror.seed.index(), repository=repository)
     lost = mirror.push("v2", repository="other")
@@ -373,8 +393,12 @@ async def test_what_could_not_be_looked_up_is_never_gone(mirror, rules):
         gone = [line for line in ran.out.splitlines() if line.startswith("gone ")]
         assert gone == [f"gone source.test/other:v2 {lost.top}"]
         assert "failed source.test/app" in ran.err
-        assert ("was not written" in ran.err) is (rules != "the same" and not check_only)
-        assert (mirror.lock.read_text() == before) is (bool(check_only) or rules != "the same")
+        assert (mirror.lock.read_text() == before) is bool(check_only)
+    assert [
+        *before.splitlines()[:4],
+        before.splitlines()[-2],
+    ] == mirror.lock.read_text().splitlines()
+    assert (await mirror.run("sync", "--locked")).status == (0 if rules == "the same" else 3)
 
 
 async def test_an_image_that_is_itself_at_fault_fails_alone(mirror):
@@ -390,8 +414,8 @@ async def test_an_image_that_is_itself_at_fault_fails_alone(mirror):
 
     mirror.push("v1", mirror.seed.index(platforms=("linux/s390x", "linux/arm64")))
     ran = await mirror.run("lock")
-    failed = {each["source"]: each["keeps_lines"] for each in ran.report["failed"]}
-    assert failed == {"source.test/app:v1": True, "source.test/app:v3": False}
+    failed = {each["source"] for each in ran.report["failed"]}
+    assert failed == {"source.test/app:v1", "source.test/app:v3"}
     assert mirror.digests()["v1"] == index.top
 
 

@@ -19,7 +19,7 @@ from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import replacing
 from _regsync.locking import Locking
-from _regsync.pins import Change, Lock, LockedImage, lines_of, read_lock, source_key
+from _regsync.pins import Change, Lock, LockedImage, compare, lines_of, read_lock, source_key
 from _regsync.state import Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
@@ -158,11 +158,13 @@ async def update_lock(
             state.close()
 
     # Logged before the file is replaced, which may fail.
-    _log_failures(file, new, console, is_check=is_check)
-    should_write = new.is_writable and new.lock != file.lock and not is_check
+    for name, error in new.failures.items():
+        text = f"failed {name}: {error.code}: {error}"
+        console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
+    should_write = new.lock != file.lock and not is_check
     if should_write:
         replace_lock(file, new.lock)
-    changes = new.changes()
+    changes = compare(file.lock, new.lock)
     if console.writes_json:
         console.print_document(_document(file, new, changes, is_written=should_write))
     else:
@@ -171,7 +173,7 @@ async def update_lock(
             console.print_line("changed the mappings, or their rules")
 
     if not is_check:
-        codes = [failure.error.code for failure in new.failures.values()]
+        codes = [error.code for error in new.failures.values()]
         return exit_status_for(codes, has_all_failed=not new.images_resolved)
     if new.failures:
         return 2
@@ -179,20 +181,6 @@ async def update_lock(
 
 
 # Output.
-
-
-def _log_failures(file: LockFile, new: Locking, console: Console, *, is_check: bool) -> None:
-    """Log each failure and, unless the lock is only checked, what a failed mapping does to it."""
-    for failure in new.failures.values():
-        error = failure.error
-        text = f"failed {failure.name}: {error.code}: {error}"
-        console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
-        if is_check or not failure.repository:
-            continue
-        text = f"{failure.name}: keeps its old lines in the lock"
-        if not failure.keeps_lines:
-            text = f"{printable(file.path)} was not written: it would lack {failure.name}"
-        console.log("warning", "lock_incomplete", text)
 
 
 def _document(
@@ -216,12 +204,7 @@ def _document(
         ],
         "rules_changed": new.have_rules_changed,
         "failed": [
-            {
-                "source": failure.name,
-                "keeps_lines": failure.keeps_lines,
-                "error": error_json(failure.error),
-            }
-            for failure in new.failures.values()
+            {"source": name, "error": error_json(error)} for name, error in new.failures.items()
         ],
         "requests": {host: dict(actions) for host, actions in new.transport.requests.items()},
     }
