@@ -370,31 +370,26 @@ class Change(NamedTuple):
     kind: str
     # The new line, or the old line of an image that is gone.
     image: LockedImage
-    # None if the old lock, or the new lock, does not have the image.
-    before: LockedImage | None
-    after: LockedImage | None
+    # The digests at the source. None if the old lock, or the new lock, does not have the image.
+    before: str | None
+    after: str | None
 
 
 def compare(before: Lock, after: Lock) -> list[Change]:
-    """Return the differences between two locks, sorted like their lines.
-
-    The order of artifacts is not compared.
-    """
+    """Return the differences between two locks, sorted like their lines."""
     changes = list[Change]()
     for image in Lock(images=(*before, *after)):  # each image of either lock once
         old = before.images_of(image.source).get(image.tag)
         new = after.images_of(image.source).get(image.tag)
-        if old is None:
-            kind = "came"
-        elif new is None:
-            kind = "gone"
-        elif old.digest != new.digest:
-            kind = "moved"
-        elif old.pushed != new.pushed or {*old.artifacts} != {*new.artifacts}:
-            kind = "changed"
-        else:
+        if old == new:
             continue
-        changes.append(Change(kind, image, old, new))
+        if old is None:
+            changes.append(Change("came", image, None, image.digest))
+        elif new is None:
+            changes.append(Change("gone", image, image.digest, None))
+        else:
+            kind = "changed" if old.digest == new.digest else "moved"
+            changes.append(Change(kind, image, old.digest, new.digest))
     return changes
 
 

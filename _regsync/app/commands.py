@@ -157,14 +157,14 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
         return None
     from _regsync.app.locking import open_lock
 
-    file = open_lock(lock_path(arguments))
-    if file.content is None:
+    path = lock_path(arguments)
+    lock = open_lock(path)
+    if lock is None:
         raise ConfigError(
-            f"the lock file {printable(file.path)} does not exist",
-            hint="run `regsync lock` to write it",
+            f"the lock file {printable(path)} does not exist", hint="run `regsync lock` to write it"
         )
-    file.lock.check(config.mappings)
-    return file.lock
+    lock.check(config.mappings)
+    return lock
 
 
 def check_can_be_written(path: str | None) -> None:
@@ -325,7 +325,7 @@ def run_lock(arguments: Namespace, console: Console) -> Outcome:
     config = read_config(arguments.config, console)
     return partial(
         locking.update_lock,
-        locking.open_lock(lock_path(arguments)),
+        lock_path(arguments),
         config,
         locking.select_mappings(arguments.only, config),
         console,

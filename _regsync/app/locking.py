@@ -1,14 +1,14 @@
 """Run `regsync lock`: resolve a new lock, write its file, and show how it differs from the old one.
 
-Invariants: the file is replaced atomically. A file that has changed since it was read is not replaced.
+Invariants: the file is replaced atomically: of two commands that write it, the last one wins.
 Follows: docs/design.md section 12 ("Lock").
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import anyio
 
@@ -19,7 +19,7 @@ from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import replacing
 from _regsync.locking import Locking
-from _regsync.pins import Change, Lock, LockedImage, compare, lines_of, read_lock, source_key
+from _regsync.pins import Change, Lock, compare, lines_of, read_lock, source_key
 from _regsync.state import Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
@@ -30,86 +30,65 @@ from _regsync.text import printable, reason_of
 _MODE = 0o644
 
 
-class LockFile(NamedTuple):
-    """A lock file as it was read."""
-
-    path: str
-    content: bytes | None  # None if the file does not exist
-    lock: Lock  # empty if the file does not exist
-
-
 # The file.
 
 
-def open_lock(path: str) -> LockFile:
-    """Read a lock file, which need not exist. Raises ConfigError if it is not a valid lock."""
+def open_lock(path: str) -> Lock | None:
+    """Read a lock file. Returns None if it does not exist, and raises ConfigError if it is invalid."""
     try:
-        content = _read_file(path)
+        with open(path, "rb") as stream:
+            return read_lock(stream, path)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         reason = reason_of(error)
         raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
-    lock = Lock() if content is None else read_lock(content.splitlines(), path)
-    return LockFile(path, content, lock)
 
 
-def _read_file(path: str) -> bytes | None:
+def replace_lock(path: str, lock: Lock) -> None:
+    """Write a lock to a file. Raises RegsyncError if the file cannot be written."""
+    real_path = os.path.realpath(path)  # replace the target of a symbolic link, not the link
+    mode = _MODE
     try:
-        with open(path, "rb") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return None
-
-
-def replace_lock(file: LockFile, lock: Lock) -> None:
-    """Write a new lock to the file.
-
-    Raises RegsyncError if the file cannot be written or has changed since it was read.
-    """
-    shown_path = printable(file.path)
-    path = os.path.realpath(file.path)  # replace the target of a symbolic link, not the link
-    try:
-        content = _read_file(path)
-        if content != file.content:
-            text = f"{shown_path} was not written: something else changed it in the meantime"
-            raise RegsyncError(text, hint="run `regsync lock` again")
-
-        # Keep the permissions of a file that exists.
-        mode = _MODE if content is None else os.stat(path).st_mode & 0o777
-        with replacing(path, mode) as descriptor, open(descriptor, "wb") as stream:
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(real_path).st_mode & 0o777  # keep the permissions of a file that exists
+        with replacing(real_path, mode) as descriptor, open(descriptor, "wb") as stream:
             stream.writelines(f"{line}\n".encode() for line in lines_of(lock))
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
         reason = reason_of(error)
-        raise RegsyncError(f"{shown_path} was not written and is unchanged: {reason}") from error
+        raise RegsyncError(
+            f"{printable(path)} was not written and is unchanged: {reason}"
+        ) from error
 
 
 # The command.
 
 
 def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRule]:
-    """Return the mappings whose source repository is named, or all mappings if `names` is empty.
+    """Return the mappings whose `from` is named, or all mappings if `names` is empty.
 
-    A name is written as in the mapping's `from` or as in a lock. Raises ConfigError for a name that
-    no mapping has.
+    Raises ConfigError for a name that no mapping has.
     """
-
-    def names_of(mapping: MappingRule) -> set[str]:
-        return {mapping.source_repository, source_key(mapping).repository}
-
+    froms = {mapping.source_repository for mapping in config.mappings}
     for name in names:
-        if not any(name in names_of(each) for each in config.mappings):
+        if name not in froms:
             raise ConfigError(
                 f"--only {printable(name)}: no mapping has this repository as `from`",
                 hint="write the repository as the mapping's `from` has it",
             )
-    if not names:
-        return config.mappings
-    return [each for each in config.mappings if not names_of(each).isdisjoint(names)]
+    # A repository may have another name in another mapping, and all its lines are made together.
+    repositories = {
+        source_key(mapping).repository
+        for mapping in config.mappings
+        if not names or mapping.source_repository in names
+    }
+    return [each for each in config.mappings if source_key(each).repository in repositories]
 
 
 async def update_lock(
-    file: LockFile,
+    path: str,
     config: Config,
     mappings: Sequence[MappingRule],
     console: Console,
@@ -127,6 +106,7 @@ async def update_lock(
     Returns the exit status. That of a check is 0 if the lock is what the sources have, 1 if it
     differs, and 2 if something could not be looked up.
     """
+    old_lock = open_lock(path) or Lock()
     async with connected(console) as transport:
         # Read the certificate files of all registries first, so that an unusable file ends the
         # command before the first request.
@@ -144,7 +124,7 @@ async def update_lock(
                 transport,
                 discovery,
                 Referrers(discovery, knowledge, wall, has_state=False),
-                file.lock,
+                old_lock,
                 mappings,
                 keeps_others=keeps_others,
                 recheck=recheck,
@@ -161,12 +141,12 @@ async def update_lock(
     for name, error in new.failures.items():
         text = f"failed {name}: {error.code}: {error}"
         console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
-    should_write = new.lock != file.lock and not is_check
+    should_write = new.lock != old_lock and not is_check
     if should_write:
-        replace_lock(file, new.lock)
-    changes = compare(file.lock, new.lock)
+        replace_lock(path, new.lock)
+    changes = compare(old_lock, new.lock)
     if console.writes_json:
-        console.print_document(_document(file, new, changes, is_written=should_write))
+        console.print_document(_document(path, new, changes, is_written=should_write))
     else:
         console.print_lines(map(_change_line, changes))
         if new.have_rules_changed:
@@ -184,12 +164,12 @@ async def update_lock(
 
 
 def _document(
-    file: LockFile, new: Locking, changes: Iterable[Change], *, is_written: bool
+    path: str, new: Locking, changes: Iterable[Change], *, is_written: bool
 ) -> dict[str, object]:
     """Return the JSON document."""
     return {
         "schema": 1,
-        "lock": file.path,
+        "lock": path,
         "written": is_written,
         "locked": len(new.lock),
         "changes": [
@@ -197,8 +177,8 @@ def _document(
                 "kind": change.kind,
                 "source": change.image.name,
                 "platforms": list(change.image.source.platforms) or None,
-                "before": _line_json(change.before),
-                "after": _line_json(change.after),
+                "before": change.before,
+                "after": change.after,
             }
             for change in changes
         ],
@@ -211,28 +191,6 @@ def _document(
 
 
 def _change_line(change: Change) -> str:
-    """Format a change: its kind, the image, and the digests or the differences."""
-    kind, image, before, after = change
-    subject = f"{kind} {image}"
-    if before is None or after is None:
-        return f"{subject} {image.digest}"
-    if kind == "moved":
-        return f"{subject} {before.digest} -> {after.digest}"
-    differences = list[str]()
-    if before.pushed != after.pushed:
-        differences.append(f"at targets {before.digest_at_target} -> {after.digest_at_target}")
-    added = len({*after.artifacts} - {*before.artifacts})
-    removed = len({*before.artifacts} - {*after.artifacts})
-    if added or removed:
-        differences.append(f"artifacts: {added} came, {removed} gone")
-    return f"{subject} {after.digest} ({', '.join(differences)})"
-
-
-def _line_json(image: LockedImage | None) -> dict[str, object] | None:
-    if image is None:
-        return None
-    return {
-        "digest": image.digest,
-        "pushed": image.pushed or None,
-        "artifacts": [artifact.digest for artifact in image.artifacts],
-    }
+    """Format a change: its kind, the image, and one digest, or both if it has moved."""
+    digests = dict.fromkeys(filter(None, (change.before, change.after)))
+    return f"{change.kind} {change.image} {' -> '.join(digests)}"
