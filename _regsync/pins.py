@@ -12,32 +12,23 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
-from _regsync.errors import ConfigError, ContentError, Problem, RegistryError, SyncError
+from _regsync.errors import ConfigError, ContentError, RegistryError, SyncError
 from _regsync.oci import EMPTY_CONFIG, Descriptor, Manifest, check_digest, is_digest, is_tag
 from _regsync.registry.repository import Locked, LockedParts, Repository
 from _regsync.tags import TagRule
 from _regsync.text import printable
 
-# The version of the format. It is not that of the program, because a new version of the program
-# does not change the lock.
-_VERSION = 1
-_HEAD = json.dumps({"lock": _VERSION})
-
-# The beginnings of the lines with which git marks the conflicts of a merge.
-_CONFLICT_MARKS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
-
-# Invalid lines that one error names.
-_MOST_PROBLEMS = 50
+# The first line has the version of the format. It is not that of the program, because a new version
+# of the program does not change the lock.
+_HEAD = '{"lock": 1}'
 
 _REMEDY = "run `regsync lock`"
-_REMEDY_FOR_IMAGE = f"{_REMEDY}, and review what has moved"
 # Without `--recheck` a new lock reuses the line of an image whose digest has not changed.
 _REMEDY_FOR_LINE = "run `regsync lock --recheck`, and review what has changed"
 
@@ -146,20 +137,13 @@ class Lock:
 
     def check(self, mappings: Iterable[MappingRule]) -> None:
         """Raise ConfigError if a mapping is not in the lock, or has other rules in the lock."""
-        locked_sources = {mapping.source for mapping in self.mappings}
-        problems = list[str]()
         for rule in mappings:
             mapping = locked_mapping(rule)
-            if mapping in self.mappings:
-                continue
-            problem = "is not in the lock"
-            if mapping.source in locked_sources:
-                problem = "has changed since the lock was written"
-            problems.append(f"mappings[{rule.index}], from {mapping.source}, {problem}")
-
-        if problems:
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise ConfigError(f"{problems[0]}{more}", hint=f"{_REMEDY} with this configuration")
+            if mapping not in self.mappings:
+                raise ConfigError(
+                    f"mappings[{rule.index}], from {mapping.source}, is not in the lock as it is now",
+                    hint=f"{_REMEDY} with this configuration",
+                )
 
 
 # The rules of a mapping.
@@ -247,77 +231,50 @@ def _without_empty(fields: Mapping[str, object]) -> dict[str, object]:
 def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     """Parse the lines of a lock. `name` is the name of its file, for errors.
 
-    Blank lines are skipped. Raises ConfigError, which names each invalid line.
+    Blank lines are skipped. Raises ConfigError, which names the first invalid line.
     """
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise _no_lock(name, [(0, "the file is empty")])
-    number, head = numbered[0]
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    number, head = next(numbered, (1, b""))
     if head.strip() != _HEAD.encode():
-        raise _no_lock(name, [(number, _wrong_head(head))])
+        raise _no_lock(name, number, f"the first line of a lock must be {_HEAD}")
 
     mappings = list[LockedMapping]()
-    images = list[LockedImage]()
-    # The number of the line of each mapping, and of each image by its source and tag.
-    line_numbers = dict[object, int]()
-    problems = list[tuple[int, str]]()
-    for number, line in numbered[1:]:
-        try:
-            locked = _read_line(line)
-        except (ContentError, ValueError) as error:
-            problems.append((number, str(error)))
-            continue
+    images = dict[tuple[SourceKey, str], LockedImage]()
+    for number, line in numbered:
+        locked = _read_line(line)
+        if locked is None:
+            raise _no_lock(name, number, "not a line that `regsync lock` writes")
         if isinstance(locked, LockedMapping):
             mappings.append(locked)
-            first = line_numbers.setdefault(locked, number)
-        else:
-            images.append(locked)
-            first = line_numbers.setdefault((locked.source, locked.tag), number)
-        if first != number:
-            problems.append((number, f"the same as line {first}"))
-    if problems:
-        raise _no_lock(name, problems[:_MOST_PROBLEMS])
-    return Lock(mappings, images)
+            continue
+        key = (locked.source, locked.tag)
+        if key in images:
+            raise _no_lock(name, number, f"a second line for {locked}")
+        images[key] = locked
+    return Lock(mappings, images.values())
 
 
-def _no_lock(name: str, problems: Iterable[tuple[int, str]]) -> ConfigError:
-    """Return the error for a file that is no lock. `problems` have the numbers of their lines."""
+def _no_lock(name: str, number: int, text: str) -> ConfigError:
+    """Return the error for a file that is no lock because of the line with this number."""
     return ConfigError(
-        f"{printable(name)} is not a lock",
-        problems=tuple(Problem(name, line, 1, "", printable(text)) for line, text in problems),
+        f"{printable(name)}:{number}: {printable(text)}",
         hint=f"restore the file as it was committed, or remove it; then {_REMEDY}",
     )
 
 
-def _wrong_head(head: bytes) -> str:
-    """Say what is wrong with the first line of a lock."""
-    found = re.match(rb'{"lock": ([0-9]{1,9})}', head)
-    if found is None:
-        return f"the first line of a lock must be {_HEAD}"
-    return (
-        f"the lock has version {int(found[1])}, and this regsync reads only version {_VERSION}:"
-        " use the one that wrote it"
-    )
-
-
-def _read_line(line: bytes) -> LockedMapping | LockedImage:
+def _read_line(line: bytes) -> LockedMapping | LockedImage | None:
     """Read the line of a mapping or an image.
 
-    Raises ValueError or ContentError unless the line is what `lines_of` yields for the result. So
-    no field can be missing, unknown or there twice, and none has another type.
+    Returns None unless the line is what `lines_of` yields for the result. So no field can be
+    missing, unknown or there twice, and none has another type.
     """
-    if line.startswith(_CONFLICT_MARKS):
-        raise ValueError("conflict marks of a merge: take one side of each conflict")
     try:
         text = line.decode().strip()
         fields = json.loads(text)
         locked = _read_mapping(fields) if "mapping" in fields else _read_image(fields)
-        is_same = _line_of(locked) == text
-    except (KeyError, TypeError, AttributeError, RecursionError):
-        is_same = False
-    if not is_same:
-        raise ValueError("not a line that `regsync lock` writes")
-    return locked
+        return locked if _line_of(locked) == text else None
+    except (ContentError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _read_mapping(fields: Mapping[str, Any]) -> LockedMapping:
@@ -467,9 +424,7 @@ class PinnedSource(Locked):
         except RegistryError as error:
             if error.status != 404:
                 raise
-            is_image = any(image.digest == digest for image in self._images.values())
-            remedy = _REMEDY_FOR_IMAGE if is_image else _REMEDY_FOR_LINE
-            hint = f"{remedy}: the source has removed what the lock names"
+            hint = f"{_REMEDY_FOR_LINE}: the source has removed what the lock names"
             gone = _NoLongerThere(error.message, hint=hint)
             operation, name = error.operation or "", error.reference or ""
             raise gone.add_context(error.side, operation, name) from error

@@ -719,13 +719,7 @@ class Discovery:
         descriptor = expected if expected is not None and expected.media_type else None
 
         async def fetch() -> Manifest:
-            try:
-                manifest = await source.get_manifest(digest, expected=descriptor)
-            except RegistryError as error:
-                if error.status == 404 and expected is not None and expected.attested_digest:
-                    text = f"the attestation of the image {expected.attested_digest} is missing"
-                    error.message = f"{text}: {error.message}"
-                raise
+            manifest = await source.get_manifest(digest, expected=descriptor)
             self._manifests.add(source.store_key, manifest)
             return manifest
 
