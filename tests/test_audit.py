@@ -228,7 +228,7 @@ async def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(m
 async def test_what_differs_is_looked_at_whole(mirror):
     """But not what refers to it: the source, which may not know it any more, is not asked about it."""
     new = mirror.seed.image().load_into(mirror.source.app, "app", "v1")
-    old = mirror.seed.image().load_into(mirror.target.app, "app", "v1")
+    old = mirror.seed.index().load_into(mirror.target.app, "app", "v1")
     mirror.seed.artifact(old, SBOM).load_into(mirror.target.app, "app")
     lost = next(iter(old.blobs))
     lose_blob(mirror.target.app, lost)
