@@ -993,7 +993,7 @@ class Knowledge:
         now = int(self._now())
         key = _SEEN + f"{'/'.join(where)} {digest}".encode()
         first, last_seen = self._file.note(key)
-        if not isinstance(first, int) or now - last_seen > _SEEN_SECONDS:
+        if not isinstance(first, int):
             # If another digest was seen later than now, a clock was wrong, and this digest may be
             # as new as that time.
             first, last_seen = max(now, self._file.latest(_SEEN)), 0

@@ -553,18 +553,6 @@ async def test_an_unreachable_address_of_a_location_is_said_to_be_one(mirror, ki
     assert re.search("(?i)location|redirect", only(ran.failed) + str(only(ran.images)["error"]))
 
 
-async def test_a_missing_attestation_is_called_one_with_its_image(mirror):
-    index = mirror.push("v1", mirror.seed.index(platforms=["linux/amd64"], attestations=True))
-    image, attestation = (each["digest"] for each in index.document["manifests"])
-    del mirror.source.app.repositories["app"].manifests[attestation]
-    ran = await mirror.sync(V1)
-    assert ran.status == 2
-    told = only(ran.images)["error"]["message"]
-    assert attestation in told
-    assert "attestation" in told
-    assert any(name in told for name in (image, index.top, "app:v1", "linux/amd64"))
-
-
 SUBJECT_TAG = "sha256-" + "?" * 64
 # Whose answer, to which request.
 LOOKUPS = {
