@@ -239,10 +239,9 @@ class Audit:
         elif top.digest == source_digest:
             image.at_source |= subjects
         else:
-            # No artifact refers to a trimmed index, because a run created it. The indexes below it
-            # may be trimmed too, so the source may not hold them.
+            # No artifact refers to a trimmed index, because a run created it.
             subjects.remove(top.digest)
-            image.at_source.update(entry.digest for entry in entries if not entry.is_index)
+            image.at_source |= subjects
         await self._look_at_artifacts(image, subjects)
 
     async def _manifest_of_tag(

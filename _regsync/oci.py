@@ -722,93 +722,47 @@ class TrimmedIndex(NamedTuple):
     available: tuple[Platform, ...]  # all platforms that the index has
 
 
-def trim_index(
-    index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]
-) -> tuple[TrimmedIndex, dict[str, Manifest]]:
+def trim_index(index: Manifest, wanted: Sequence[Platform]) -> TrimmedIndex:
     """Remove the entries of an index whose platform is not wanted (docs/design.md section 4).
 
-    `nested` holds all nested indexes at any depth, by digest. Also returns those of them that have
-    a wanted platform, trimmed, by the digest before trimming. Raises ContentError if an index
-    cannot be changed.
+    An attestation stays with its image. All other entries are removed: blobs, and manifests without
+    a platform. Raises ContentError if an entry is itself an index, or if the index cannot be changed.
     """
-    trimmed: dict[str, TrimmedIndex] = {}  # the results for nested indexes
+    if any(child.is_index for child in index.children):
+        text = "one of its entries is itself an index, which `platforms` cannot filter"
+        raise ContentError(text, hint="leave out `platforms` for this image, to copy all of it")
 
-    def trim(index: Manifest) -> TrimmedIndex:
-        for child in index.children:
-            if child.is_index and child.digest not in trimmed:
-                trimmed[child.digest] = trim(nested[child.digest])
-        return _trim(index, wanted, trimmed)
+    def is_wanted(entry: Descriptor) -> bool:
+        if entry.platform is None or entry.attested_digest:
+            return False
+        return any(platform_matches(want, entry.platform) for want in wanted)
 
-    result = trim(index)
-    return result, {digest: each.manifest for digest, each in trimmed.items() if each.matched}
+    wanted_digests = {child.digest for child in index.children if is_wanted(child)}
 
+    def is_kept(entry: Descriptor) -> bool:
+        is_attestation = entry.attested_digest in wanted_digests
+        return not entry.is_blob and (is_wanted(entry) or is_attestation)
 
-def _trim(
-    index: Manifest, wanted: Sequence[Platform], trimmed: Mapping[str, TrimmedIndex]
-) -> TrimmedIndex:
-    """Trim an index to its children for the wanted platforms, the attestations of these children,
-    and the trimmed results of its nested indexes. Other children are dropped. If no platform
-    matches, the index stays as it is.
-
-    `trimmed` holds the results for the nested indexes, by digest.
-    """
-    available: dict[Platform, None] = {}  # without duplicates, in the order of the index
-    matched: set[Platform] = set()
-    kept: list[Descriptor | None] = []  # for each child, its new descriptor; None if it is dropped
-    kept_digests: set[str] = set()  # the digests of kept children, as `index` names them
-    for child in index.children:
-        entry = child
-        matching: frozenset[Platform] = frozenset()  # the wanted platforms that the child has
-        if child.is_index:
-            nested = trimmed[child.digest]
-            available |= dict.fromkeys(nested.available)
-            matching = nested.matched
-            entry = child._replace(digest=nested.manifest.digest, size=nested.manifest.size)
-        elif child.platform is not None and not child.attested_digest:
-            available[child.platform] = None
-            matching = frozenset(want for want in wanted if platform_matches(want, child.platform))
-        matched |= matching
-        kept.append(entry if matching else None)
-        if matching:
-            kept_digests.add(child.digest)
-
-    # An attestation is kept with its image, which may come after it.
-    for number, child in enumerate(index.children):
-        if child.attested_digest in kept_digests:
-            kept[number] = child
-
-    new_digests = [entry.digest for entry in kept if entry]
-    is_changed = new_digests != [child.digest for child in index.children]
-    manifest = _rewrite_index(index, kept) if is_changed and matched else index
-    return TrimmedIndex(manifest, frozenset(matched), tuple(available))
-
-
-def _rewrite_index(index: Manifest, kept: Sequence[Descriptor | None]) -> Manifest:
-    """Return an index with the kept children only. Entries for blobs are dropped.
-
-    `kept` has one element for each child, in order: the child's new descriptor, or None to drop
-    the child. Raises ContentError if the index cannot be changed.
-    """
-    document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
-    # The JSON objects of the children, in the order of `kept`.
-    child_entries = [
-        entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
-    ]
-    new_entries: list[dict[str, Any]] = []
-    for entry, descriptor in zip(child_entries, kept, strict=True):
-        if descriptor is None:
-            continue
-        if descriptor.digest != entry["digest"]:
-            entry.update(digest=descriptor.digest, size=descriptor.size)
-            # Embedded content would be the nested index before it was trimmed.
-            entry.pop("data", None)
-        new_entries.append(entry)
-
-    body = _serialize({**document, "manifests": new_entries})
-    children = tuple(descriptor for descriptor in kept if descriptor)
-    return index._replace(
-        body=body, digest=digest_of(body), layers=(), children=children, is_trimmed=True
+    # Without duplicates, in the order of the index.
+    available = dict.fromkeys(
+        child.platform for child in index.children if child.platform and not child.attested_digest
     )
+    matched = frozenset(
+        want for want in wanted if any(platform_matches(want, have) for have in available)
+    )
+    kept = tuple(child for child in index.children if is_kept(child))
+    if not kept or len(kept) == len(index.children):
+        return TrimmedIndex(index, matched, tuple(available))
+
+    document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
+    document["manifests"] = [
+        entry for entry in document["manifests"] if is_kept(read_descriptor(entry, "manifests"))
+    ]
+    body = _serialize(document)
+    trimmed = index._replace(
+        body=body, digest=digest_of(body), layers=(), children=kept, is_trimmed=True
+    )
+    return TrimmedIndex(trimmed, matched, tuple(available))
 
 
 def descriptor_json(descriptor: Descriptor) -> dict[str, Any]:

@@ -663,7 +663,7 @@ class Discovery:
 
         Also records the content of the image as present at each target that has it.
         """
-        root, filtered_indexes = await self._filter_platforms(mapping, source, top)
+        root = self._filter_platforms(mapping, source, top)
         locked = source.locked_parts(reference)
         if locked is not None and locked.digest != root.digest:
             found = f"is {root.digest}, but {locked.digest} in the lock"
@@ -684,7 +684,7 @@ class Discovery:
         if lacking and is_left_out(root):
             tree = Tree(root, (), top.digest)  # only the tag is missing
         elif lacking:
-            tree = await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
+            tree = await self._fetch_tree(source, top.digest, root, is_left_out)
 
         for manifest in tree.manifests if tree is not None else (root,):
             for tag in tags:
@@ -742,27 +742,25 @@ class Discovery:
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""
         return await self._fetch_tree(
-            source, tree.source_digest, tree.root, tree.children, is_left_out=lambda entry: False
+            source, tree.source_digest, tree.root, lambda entry: False, tree.children
         )
 
     async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that may be the subject of artifacts.
 
-        Attestations are left out. Trimmed indexes are left out because the source does not have
-        them.
+        Attestations are left out. A trimmed index is left out because the source does not have it.
         """
         source, tree = lookup.source, lookup.tree
         if tree is None:
             top = await self.fetch_manifest(source, lookup.source_digest)
-            root, indexes = await self._filter_platforms(mapping, source, top)
+            root = self._filter_platforms(mapping, source, top)
             # The indexes are enough: platform manifests are not fetched.
             tree = await self._fetch_tree(
-                source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
+                source, top.digest, root, is_left_out=lambda entry: not entry.is_index
             )
         entries = [entry for manifest in tree.manifests for entry in manifest.children]
         digests = [entry.digest for entry in entries if not entry.attested_digest]
-        trimmed_digests = {each.digest for each in tree.manifests if each.is_trimmed}
-        return [each for each in (tree.root.digest, *digests) if each not in trimmed_digests]
+        return digests if tree.root.is_trimmed else [tree.root.digest, *digests]
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
@@ -773,39 +771,34 @@ class Discovery:
         """
         source = self.source_of(mapping)
         top = await self.fetch_top_manifest(source, tag, digest, expected=None)
-        root, _ = await self._filter_platforms(mapping, source, top)
+        root = self._filter_platforms(mapping, source, top)
         return TagLookup(
             source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()
         )
 
-    async def _filter_platforms(
+    def _filter_platforms(
         self, mapping: MappingRule, source: Repository, top: Manifest
-    ) -> tuple[Manifest, list[Manifest]]:
+    ) -> Manifest:
         """Apply the platform filter of a mapping to the index `top` (docs/specification.md section
         1.1).
 
-        Returns the root for the targets, and the filtered indexes below it. The root is `top`
-        itself if the mapping has no filter, if `top` is not an index, or if all its entries match.
-        Raises RegistryError if no platform matches.
+        Returns the root for the targets. It is `top` itself if the mapping has no filter, if `top`
+        is not an index, or if all its entries match. Raises RegistryError if no platform matches,
+        and ContentError if the index cannot be filtered.
         """
         platforms = mapping.platforms
         if not platforms:
-            return top, []
+            return top
         # The entries of an index may be blobs (BuildKit's older cache). Such an index has no
         # platforms.
         names_blobs = bool(top.layers) and not top.children
         if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.log_once("debug", "no_index", text)
-            return top, []
+            return top
 
-        # Only indexes are needed to filter.
-        tree = await self._fetch_tree(
-            source, top.digest, top, (), is_left_out=lambda entry: not entry.is_index
-        )
-        nested_indexes = {index.digest: index for index in tree.children}
         with source.adding_context("filter platforms of", source.name_of(top.digest)):
-            trim_result, trimmed_indexes = trim_index(top, platforms, nested_indexes)
+            trim_result = trim_index(top, platforms)
             if not trim_result.matched:
                 raise _no_platform_matches(platforms, trim_result.available)
 
@@ -819,15 +812,15 @@ class Discovery:
         if root is not top:
             text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
             self.log_once("info", "index_trimmed", text)
-        return root, list(trimmed_indexes.values())
+        return root
 
     async def _fetch_tree(
         self,
         source: Repository,
         top_digest: str,
         root: Manifest,
-        known_manifests: Iterable[Manifest],
         is_left_out: Callable[[Descriptor], bool],
+        known_manifests: Iterable[Manifest] = (),
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree.
 
