@@ -335,7 +335,11 @@ async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(world
     assert len(findings) == len(scene.made.travelling)
     for finding in findings:
         assert finding["message"].endswith("exists, but the target does not list it")
-    assert (await scene.run("sync", "--recheck")).status == 0
+    ran = await world.run("sync", "--recheck", "-v", "-c", str(scene.file))
+    assert (ran.status, ran.out) == (0, ""), "no image was copied"
+    tag = referrers_tag(scene.made.image.top)
+    added = f"target.test/app:{tag}: {len(findings)} artifacts are added to the list of referrers"
+    assert added in ran.err
     assert whole(await scene.run("audit")) == 1
 
 

@@ -280,24 +280,23 @@ class ReferrerLists:
 
     async def ensure_listed(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
-    ) -> set[str]:
-        """Add entries to a target's list of referrers for a subject. Returns the added digests.
+    ) -> None:
+        """Add entries to a target's list of referrers for a subject, unless it has them already.
 
-        The set is empty if the list has all entries already, or if the registry has the API and so
-        maintains the list itself.
+        A registry with the API maintains the list itself.
         """
         with _explaining_refusals():
             if await self._is_listed_by_api(target, subject, entries):
-                return set()
+                return
 
         tag = referrers_tag(subject)
         # Tasks of this run write the list in turn, so that no task replaces the entries of another.
         async with self._writing[target.key, tag]:
             listed_digests = self._listed_digests.get((target.key, tag), set())
             if listed_digests.issuperset(entry.digest for entry in entries):
-                return set()
+                return
             with target.adding_context("list referrers in", target.name_of(tag)):
-                return await self._add_to_list(source, target, subject, entries)
+                await self._add_to_list(source, target, subject, entries)
 
     async def _is_listed_by_api(
         self, target: Repository, subject: str, entries: Sequence[Descriptor]
@@ -322,8 +321,8 @@ class ReferrerLists:
 
     async def _add_to_list(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
-    ) -> set[str]:
-        """Add entries to the list under a target's fallback tag. Returns the added digests.
+    ) -> None:
+        """Add entries to the list under a target's fallback tag.
 
         Most registries cannot put a tag on condition that no other client has moved it. So each
         attempt reads the list, puts it with the missing entries, and checks that the tag names this
@@ -332,23 +331,18 @@ class ReferrerLists:
         never shows the list, and ContentError if the tag names something else.
         """
         tag = referrers_tag(subject)
-        # The digests that were missing in any attempt.
-        added_digests = set[str]()
         shown_digest: str | None = None
         for _ in range(_MOST_ATTEMPTS):
             present, missing = await self._read_target_list(source, target, subject, entries)
-            if self._discovery.reads_only:
-                return set(missing)
             # What refers to something else is left out, although the source lists it.
             manifests = [await self._manifest_of(source, digest) for digest in missing]
             new_entries = [
                 referrer_entry(each) for each in manifests if each and _refers_to(each, subject)
             ]
             if not new_entries:
-                return added_digests
+                return
 
             new_digests = {entry.digest for entry in new_entries}
-            added_digests |= new_digests
             merged = extend_referrers_list(present, new_entries)
             try:
                 await target.put_manifest(tag, merged)
@@ -359,13 +353,17 @@ class ReferrerLists:
                 # put of this run was lost.
                 _, missing = await self._read_target_list(source, target, subject, entries)
                 if new_digests.isdisjoint(missing):
-                    return added_digests
+                    return
                 raise
             # Another client may have replaced the list since.
             shown_digest = await target.head_manifest(tag)
             if shown_digest == merged.digest:
                 self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
-                return added_digests
+                text = f"{len(new_entries)} artifacts are added to the list of referrers"
+                self._discovery.log_once(
+                    "info", "referrers_listed", f"{target.name_of(tag)}: {text}"
+                )
+                return
             if shown_digest == subject:
                 break  # the registry resolves the tag as the digest in its name
 
