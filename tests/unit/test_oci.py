@@ -367,9 +367,8 @@ WRONG_DOCUMENTS = {
     "received no content type, no body": [b""],
     "beginning ']0;x'": [b"\x1b]0;x\x07"],
     "not JSON": [json.dumps(image()).encode()[:-1], b"{} {}", b'{"a": "\xff"}', b"\xef\xbb\xbf{}",
-        json.dumps(image()).encode("utf-16")],
+        json.dumps(image()).encode("utf-16"), b'{"a": ' + b"9" * 5000 + b"}"],
     "the number NaN": [b'{"a": NaN}'],
-    "the number 999": [b'{"a": ' + b"9" * 5000 + b"}"],
     "the key 'layers' twice": [b'{"layers": [], "layers": []}'],
     "nests deeper than 64": [b'{"x":' + LISTS, b'{"x":' + OBJECTS, b'{"x":' + MIXED,
         b'{"x":' + LISTS + b"]" * 100_000 + b"}", OBJECTS + b"1" + b"}" * 100_000],
@@ -389,7 +388,6 @@ WRONG_DOCUMENTS = {
     "layers[0]: 'a' is not a media type": [image(entry(mediaType="a"))],
     "layers[0]: '' is not a digest": [image(entry(digest=None))],
     "layers[1]: 'sha256:../' is not a digest": [image(entry(), entry(digest="sha256:../"))],
-    f"two sizes for {digest(1)}": [image(entry(), entry(size=2))],
     **{f"layers[0]: {size} is not a size": [image(entry(size=size))] for size in (None, -1, True, 1.0, 2**63)},
 }  # fmt: skip
 
