@@ -109,16 +109,6 @@ class Artifact(NamedTuple):
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
 
 
-class FoundArtifacts(NamedTuple):
-    """The artifacts of an image."""
-
-    # The artifacts that the targets are to hold.
-    copied: tuple[Artifact, ...] = ()
-    # If the image is trimmed, the artifacts of the source's untrimmed index. They are not copied,
-    # because the target does not get that index. In a dry run, all artifacts that are not copied.
-    stripped: tuple[Artifact, ...] = ()
-
-
 class Search(NamedTuple):
     """The parameters of a search for the artifacts of an image."""
 
@@ -517,8 +507,9 @@ class Referrers:
 
     async def find_if_due(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
-        """Find the artifacts of an image, and look up which targets lack them, if that is due.
+    ) -> list[Artifact]:
+        """Find the artifacts of an image that are copied, and look up which targets lack them, if that
+        is due.
 
         `copies` are those without an error. Their `artifact_search` is set if a search was made. If
         the mapping requires an artifact and the image has none, also sets the error of each copy
@@ -528,7 +519,7 @@ class Referrers:
         searches = [self._last_search(mapping, copy) for copy in copies]
         depth = self._choose_depth(lookup, copies, [search.last_check for search in searches])
         if depth is SearchDepth.NONE:
-            return FoundArtifacts()
+            return []
         for copy, last_search in zip(copies, searches, strict=True):
             copy.artifact_search = last_search
 
@@ -542,12 +533,9 @@ class Referrers:
             subjects = await self._copied_subjects(mapping, lookup)
         copied = await self._find_transitively(search, subjects)
 
-        stripped = list[Artifact]()
         locked = source.locked_parts(lookup.reference)
         if locked is not None:
             listing_hash = hash_of_list(locked.artifacts)
-        elif lookup.is_trimmed:
-            stripped = await self._find_stripped(mapping, digest)
 
         listed_tag_bits = self.listed_tag_bits(source, digest)
         for copy in copies:
@@ -557,18 +545,7 @@ class Referrers:
             # A target that has the image already keeps it (docs/specification.md section 3).
             if not copy.already_at_target and not copied and mapping.artifacts.require_artifacts:
                 copy.error = _no_artifact_error(lookup)
-        return FoundArtifacts(tuple(copied), tuple(stripped))
-
-    async def _find_stripped(self, mapping: MappingRule, digest: str) -> list[Artifact]:
-        """Find the artifacts of an index of which the target gets a trimmed one, and warn of them."""
-        source = self._discovery.source_of(mapping)
-        search = _search_at_source(mapping, source)._replace(image_digest=digest)
-        stripped = await self._direct_artifacts(search, digest)
-        if stripped:
-            text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
-            mapping_text = f"{source} -> {mapping.target_repository}"
-            self._discovery.log_once("warning", "artifacts_stripped", f"{mapping_text}: {text}")
-        return stripped
+        return copied
 
     def _last_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
         """Return what the state says about the last search for the artifacts of a copy."""

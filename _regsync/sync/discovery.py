@@ -810,8 +810,11 @@ class Discovery:
             self.log_once("warning", "platform_missing", text)
         root = trim_result.manifest
         if root is not top:
-            text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
-            self.log_once("info", "index_trimmed", text)
+            text = (
+                f"the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
+            )
+            no_artifacts = "artifacts of the whole index stay behind"
+            self.log_once("info", "index_trimmed", f"{source}: {text}; {no_artifacts}")
         return root
 
     async def _fetch_tree(

@@ -25,7 +25,7 @@ from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
-from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers
+from _regsync.sync.artifacts import Artifact, Referrers
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import Image, ImageCopy
@@ -452,34 +452,34 @@ class Run:
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
+    ) -> list[Artifact]:
         """Search for the artifacts of an image, if a search is due (docs/design.md section 8).
 
-        In a dry run, `stripped` of the result has all artifacts that are not copied. After an error
-        the result is empty, and the error is set in the copies.
+        A dry run also searches for those that are not copied, and says so in the copies. After an
+        error the result is empty, and the error is set in the copies.
         """
-        artifacts = FoundArtifacts()
+        artifacts = list[Artifact]()
         copies_without_error = [copy for copy in copies if copy.error is None]
         try:
             if mapping.artifacts.enabled and copies_without_error:
                 artifacts = await self._referrers.find_if_due(mapping, lookup, copies_without_error)
             if self._report.is_dry_run:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
-                artifacts = artifacts._replace(stripped=left_behind)
+                for copy in copies:
+                    copy.artifacts_stripped = len(left_behind)
+                    copy.planned = [f"strip {artifact}" for artifact in left_behind]
         except SyncError as error:
             for copy in copies:
                 copy.error = copy.error or error
-            return FoundArtifacts()
+            return []
         return artifacts
 
     def _start_copies(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: FoundArtifacts
+        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: Sequence[Artifact]
     ) -> None:
         """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
         for copy, tag in zip(copies, lookup.targets, strict=True):
-            copy.artifacts_stripped = len(artifacts.stripped)
-            copy.planned = [f"strip {artifact}" for artifact in artifacts.stripped]
-            self._start_copy(copy, lookup, tag, artifacts.copied)
+            self._start_copy(copy, lookup, tag, artifacts)
         self.scheduler.advance()
 
     def _start_copy(
