@@ -146,7 +146,6 @@ class ArtifactCheck(NamedTuple):
     last: int = 0  # time of the last check; 0 if there was none
     first: int = 0  # time of the first check; 0 if there was none
     is_complete: bool = False  # whether all artifacts are at the target
-    was_copied: bool = False  # whether a run has copied the image: it was not at the target already
     # Which tags with artifacts the source's listing had (`Referrers.listed_tag_bits`).
     listed_tag_bits: int = 0
     listing_hash: bytes = bytes(8)  # hash of the digests that the source listed
@@ -948,12 +947,10 @@ class Knowledge:
         # A check has no maximum age, but its time must not be in the future.
         if self._is_young(last, math.inf):
             match value:
-                case [int(first), bool(is_complete), bool(was_copied), int(bits), str(listed)]:
+                case [int(first), bool(is_complete), int(bits), str(listed)]:
                     with contextlib.suppress(ValueError):
                         listing_hash = bytes.fromhex(listed)
-                        return ArtifactCheck(
-                            last, first, is_complete, was_copied, bits, listing_hash
-                        )
+                        return ArtifactCheck(last, first, is_complete, bits, listing_hash)
         return NO_CHECK
 
     def record_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:

@@ -498,9 +498,7 @@ class Run:
             # If this run is killed before the artifacts are copied, the next run must search again.
             # So the check is recorded as not complete, and without what the source lists.
             search = copy.artifact_search
-            check = NO_CHECK._replace(
-                first=search.last_check.first, was_copied=search.last_check.was_copied
-            )
+            check = NO_CHECK._replace(first=search.last_check.first)
             self._knowledge.record_artifact_check(search.key, check)
 
         tree = None if copy.already_at_target else lookup.tree
@@ -593,9 +591,9 @@ class Run:
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
         search = copy.artifact_search
-        # After a failure the record says that artifacts are missing. If the last record says so
-        # too, a new record is needed only for an image that this run has copied.
-        is_worth_recording = copy.error is None or search.last_check.is_complete or copy.is_copied
+        # After a failure the record says that artifacts are missing, which the last record, or the
+        # lack of one, may say already.
+        is_worth_recording = copy.error is None or search.last_check.is_complete
         if search.key and is_worth_recording:
             self._knowledge.record_artifact_check(search.key, check_after(copy))
         outcome = copy.outcome(

@@ -304,7 +304,7 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
 def test_a_look_outlives_every_other_entry(state):
     name = hashed_key("a")
     with state.known() as known:
-        made = ArtifactCheck(0, 0, True, True, 3, b"01234567")
+        made = ArtifactCheck(0, 0, True, 3, b"01234567")
         known.record_artifact_check(name, made)
         known.confirm_blob(A, BLOB)
         known.record_snapshot(name, Snapshot(TOP, TOP))
