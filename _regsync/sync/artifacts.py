@@ -29,7 +29,7 @@ from _regsync.oci import (
     referrer_entry,
     referrers_tag,
 )
-from _regsync.registry.repository import Repository, is_immutable
+from _regsync.registry.repository import Repository
 from _regsync.state import NO_CHECK, ArtifactCheck, Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import ArtifactSearch, ImageCopy
@@ -323,28 +323,20 @@ class ReferrerLists:
         tag = referrers_tag(subject)
         shown_digest: str | None = None
         for _ in range(_MOST_ATTEMPTS):
-            present, missing = await self._read_target_list(source, target, subject, entries)
+            present, missing = await self._read_target_list(target, subject, entries)
             # What refers to something else is left out, although the source lists it.
-            manifests = [await self._manifest_of(source, digest) for digest in missing]
+            manifests = [
+                await unless_absent(self._discovery.fetch_manifest(source, digest))
+                for digest in missing
+            ]
             new_entries = [
                 referrer_entry(each) for each in manifests if each and _refers_to(each, subject)
             ]
             if not new_entries:
                 return
 
-            new_digests = {entry.digest for entry in new_entries}
             merged = extend_referrers_list(present, new_entries)
-            try:
-                await target.put_manifest(tag, merged)
-            except RegistryError as error:
-                if not is_immutable(error):
-                    raise
-                # The list may be complete: another client has put it, or the answer to an earlier
-                # put of this run was lost.
-                _, missing = await self._read_target_list(source, target, subject, entries)
-                if new_digests.isdisjoint(missing):
-                    return
-                raise
+            await target.put_manifest(tag, merged)
             # Another client may have replaced the list since.
             shown_digest = await target.head_manifest(tag)
             if shown_digest == merged.digest:
@@ -361,11 +353,8 @@ class ReferrerLists:
             raise _list_is_not_kept()
         raise RegistryError("another client keeps replacing this list of referrers", status=409)
 
-    async def _manifest_of(self, where: Repository, digest: str) -> Manifest | None:
-        return await unless_absent(self._discovery.fetch_manifest(where, digest))
-
     async def _read_target_list(
-        self, source: Repository, target: Repository, subject: str, entries: Sequence[Descriptor]
+        self, target: Repository, subject: str, entries: Sequence[Descriptor]
     ) -> tuple[Manifest | None, list[str]]:
         """Return the fallback list of a target for a subject, and the digests that it lacks.
 
@@ -383,14 +372,7 @@ class ReferrerLists:
 
         digests = [entry.digest for entry in present.children] if present else []
         self._listed_digests[target.key, referrers_tag(subject)] = set(digests)
-        missing = [entry.digest for entry in entries if entry.digest not in digests]
-        if digests and len(missing) == len(entries):
-            # It has nothing of what the source lists, and may be the list of another subject.
-            first = self._discovery.cached_manifest(source, digests[0])
-            first = first or await self._manifest_of(target, digests[0])
-            if first is not None and not _refers_to(first, subject):
-                raise _is_no_list()
-        return present, missing
+        return present, [entry.digest for entry in entries if entry.digest not in digests]
 
 
 class Referrers:
