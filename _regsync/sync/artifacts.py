@@ -11,8 +11,7 @@ Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -202,13 +201,12 @@ class ReferrerLists:
         return entries
 
     async def _fetch(self, source: Repository, subject: str) -> tuple[Descriptor, ...]:
-        with _explaining_refusals():
-            entries = await self._probe_api(source, subject)
-            if entries is None and self.has_api(source):
-                entries = await self._ask_api(source, subject)
-            if entries is not None:
-                return entries
-            found = await self._get_fallback(source, subject, await self.list_tags(source))
+        entries = await self._probe_api(source, subject)
+        if entries is None and self.has_api(source):
+            entries = await self._ask_api(source, subject)
+        if entries is not None:
+            return entries
+        found = await self._get_fallback(source, subject, await self.list_tags(source))
         return found.children if found is not None and _is_list(found, subject) else ()
 
     async def _probe_api(
@@ -275,9 +273,8 @@ class ReferrerLists:
 
         A registry with the API maintains the list itself.
         """
-        with _explaining_refusals():
-            if await self._is_listed_by_api(target, subject, entries):
-                return
+        if await self._is_listed_by_api(target, subject, entries):
+            return
 
         tag = referrers_tag(subject)
         # Tasks of this run write the list in turn, so that no task replaces the entries of another.
@@ -362,9 +359,8 @@ class ReferrerLists:
         resolves it as the digest in its name, and answers with the subject. Raises ContentError if
         the tag names something else.
         """
-        with _explaining_refusals():
-            listing = self._discovery.known_listing(target)
-            present = await self._get_fallback(target, subject, listing)
+        listing = self._discovery.known_listing(target)
+        present = await self._get_fallback(target, subject, listing)
         if present is not None and not _is_list(present, subject):
             if present.digest != subject:
                 raise _is_no_list()
@@ -679,8 +675,7 @@ class Referrers:
 
         examinations = [partial(self._examine_entry, search, subject, entry) for entry in entries]
         examinations += [partial(self._examine_tag, search, subject, tag) for tag in tags]
-        with _explaining_refusals():
-            artifacts = await gather(examinations)
+        artifacts = await gather(examinations)
         return [artifact for artifact in artifacts if artifact is not None]
 
     async def _cosign_tags_at(
@@ -705,8 +700,7 @@ class Referrers:
             request = self._discovery.resolve_digest(source, tag, by_head=True)
             return await unless_absent(request) is not None
 
-        with _explaining_refusals():
-            answers = await gather(partial(is_there, tag) for tag in cosign_tags)
+        answers = await gather(partial(is_there, tag) for tag in cosign_tags)
         return [tag for tag, there in zip(cosign_tags, answers, strict=True) if there]
 
     async def _examine_entry(
@@ -876,18 +870,13 @@ async def unless_absent(answer: Awaitable[_T]) -> _T | None:
     return None
 
 
-@contextmanager
-def _explaining_refusals() -> Iterator[None]:
-    """Return a context that says why a look-up matters that the registry refuses.
+def explain_refusal(error: SyncError) -> None:
+    """Let the error of a look-up that the registry refuses say why the look-up matters.
 
     Registries may refuse a look-up only because what it asks for does not exist (Artifactory).
     """
-    try:
-        yield
-    except RegistryError as error:
-        if error.status in _ACCESS_REFUSED:
-            error.hint = _HINT_IF_REFUSED
-        raise
+    if isinstance(error, RegistryError) and error.status in _ACCESS_REFUSED:
+        error.hint = _HINT_IF_REFUSED
 
 
 def _is_no_list() -> ContentError:

@@ -25,7 +25,7 @@ from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
-from _regsync.sync.artifacts import Artifact, Referrers
+from _regsync.sync.artifacts import Artifact, Referrers, explain_refusal
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import Image, ImageCopy
@@ -469,6 +469,7 @@ class Run:
                     copy.artifacts_stripped = len(left_behind)
                     copy.planned = [f"strip {artifact}" for artifact in left_behind]
         except SyncError as error:
+            explain_refusal(error)
             for copy in copies:
                 copy.error = copy.error or error
             return []
