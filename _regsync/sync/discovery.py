@@ -208,10 +208,10 @@ class Discovery:
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
-        # By host, repository name, tag, and the digest that it no longer has, the request for the
-        # digest of a source tag (docs/design.md section 6, rule 4). Two credentials for one
-        # registry are two hosts, because they may have access to different repositories.
-        self._digest_requests: dict[tuple[Host, str, str, str], Once[str]] = {}
+        # By host, repository name and tag, the request for the digest of a source tag
+        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
+        # because they may have access to different repositories.
+        self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
         # By target and the cosign tag or digest of an artifact, the request for the digest at the
         # target, which is None if it is absent. Several images may have the same artifact, while any
         # other target tag has one source (`mappings.assign_tags`).
@@ -420,34 +420,28 @@ class Discovery:
             mapping, reference, tags, known_to_lack, by_head=by_head
         )
 
-        while True:  # again if the tag was moved after it had been resolved
-            lacking = tuple(tag for tag in tags if tag.needs_copy(image))
-            held_until = None
-            if first_seen is not None:
-                held_until = first_seen.record_sighting(source.key, image.digest, mapping.min_age)
-            if not lacking or held_until is not None:
-                others = tuple(tag for tag in tags if tag not in lacking)
-                # All targets that are up to date have the same digest. With a platform filter it
-                # is not known from the source, because the index was not fetched and trimmed.
-                up_to_date = next((tag.digest for tag in others if tag.digest), image.digest)
-                return TagLookup(
-                    source,
-                    reference,
-                    tree=None,
-                    digest=up_to_date,
-                    source_digest=image.digest,
-                    targets=others,
-                    held_tags=lacking,
-                    held_until=held_until,
-                )
+        lacking = tuple(tag for tag in tags if tag.needs_copy(image))
+        held_until = None
+        if first_seen is not None:
+            held_until = first_seen.record_sighting(source.key, image.digest, mapping.min_age)
+        if lacking and held_until is None:
+            top = await self.fetch_manifest(source, image.digest, expected)
+            return await self._fetch_missing_manifests(mapping, source, reference, top, tuple(tags))
 
-            top = await self.fetch_top_manifest(source, reference, image.digest, expected)
-            if top.digest == image.digest:
-                return await self._fetch_missing_manifests(
-                    mapping, source, reference, top, tuple(tags)
-                )
-            # The new image has an age of its own.
-            image = SourceImage(top.digest, None if mapping.platforms else top.digest)
+        others = tuple(tag for tag in tags if tag not in lacking)
+        # All targets that are up to date have the same digest. With a platform filter it is not
+        # known from the source, because the index was not fetched and trimmed.
+        up_to_date = next((tag.digest for tag in others if tag.digest), image.digest)
+        return TagLookup(
+            source,
+            reference,
+            tree=None,
+            digest=up_to_date,
+            source_digest=image.digest,
+            targets=others,
+            held_tags=lacking,
+            held_until=held_until,
+        )
 
     async def _resolve_at_both_ends(
         self,
@@ -513,16 +507,14 @@ class Discovery:
             return SourceImage(digest, locked.digest)
         return SourceImage(digest, None if mapping.platforms else digest)
 
-    async def resolve_digest(
-        self, source: Repository, reference: str, *, by_head: bool, gone: str = ""
-    ) -> str:
+    async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest that a tag or digest has at its source.
 
         A digest is returned unchanged. If this run has listed the source and the listing has the
         tag's digest, that digest is returned. For any other tag one request is sent in a run, and
         all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
         caller has set `by_head` (`find_digest`), otherwise a GET, which adds the manifest to the
-        cache. Pass the digest that a tag had as `gone` if the source has it no longer.
+        cache.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
@@ -542,9 +534,9 @@ class Discovery:
                 raise error.add_context(Side.SOURCE, "look up", source.name_of(reference))
             return digest
 
-        key = (source.host, source.api_name, reference, gone)
+        key = (source.host, source.api_name, reference)
         if key not in self._digest_requests:
-            listed_digest = None if gone else (self.known_listing(source) or {}).get(reference)
+            listed_digest = (self.known_listing(source) or {}).get(reference)
             self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
         return await self._digest_requests[key].get(ask)
 
@@ -570,24 +562,6 @@ class Discovery:
             if error.status != 404:
                 raise
             return None
-
-    async def fetch_top_manifest(
-        self, source: Repository, reference: str, digest: str, expected: Descriptor | None
-    ) -> Manifest:
-        """Fetch the manifest of `digest`, to which `reference` was resolved before.
-
-        If the manifest is gone, the tag was moved. Then the tag is resolved again, once for all
-        mappings, and the manifest of the new digest is returned. Raises SyncError if a request
-        fails.
-        """
-        try:
-            return await self.fetch_manifest(source, digest, expected)
-        except RegistryError as error:
-            if error.status != 404 or reference == digest:
-                raise
-
-        new_digest = await self.resolve_digest(source, reference, by_head=False, gone=digest)
-        return await self.fetch_manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
         """Set the digest or the error of a tag, with a request to its target if necessary.
@@ -770,7 +744,7 @@ class Discovery:
         has no tree and no targets.
         """
         source = self.source_of(mapping)
-        top = await self.fetch_top_manifest(source, tag, digest, expected=None)
+        top = await self.fetch_manifest(source, digest)
         root = self._filter_platforms(mapping, source, top)
         return TagLookup(
             source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()
