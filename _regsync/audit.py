@@ -207,9 +207,9 @@ class Audit:
 
         # If the index is trimmed, the state may have the digest that a run has put for it.
         key = self._discovery.snapshot_key(mapping, source, image.target, tag, tag)
-        entry = self._knowledge.snapshot(key)
-        if entry is not None and entry.snapshot.source == digest:
-            return digest, entry.snapshot.pushed
+        snapshot = self._knowledge.snapshot(key)
+        if snapshot is not None and snapshot.source == digest:
+            return digest, snapshot.pushed
         lookup = await self._discovery.look_up_at_source(mapping, tag, digest)
         return lookup.source_digest, lookup.digest
 

@@ -28,7 +28,7 @@ from _regsync.oci import (
 from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.repository import Host, Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen, Knowledge, RepositoryKey, Snapshot, SnapshotEntry, hashed_key
+from _regsync.state import FirstSeen, Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
@@ -70,11 +70,11 @@ class TargetTag:
     target: Repository
     # The tag or digest at the target.
     reference: str
-    # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state keeps
-    # no snapshot of this tag or digest.
+    # The key of `snapshot` in the state (`Discovery.snapshot_key`). Empty if the state keeps no
+    # snapshot of this tag or digest.
     snapshot_key: bytes
     # The digests at source and target after an earlier run copied the tag. None if unknown.
-    snapshot_entry: SnapshotEntry | None = None
+    snapshot: Snapshot | None = None
     # The digest at the target. None if the tag is absent, or if `error` is set, or before the target
     # has answered.
     digest: str | None = None
@@ -94,15 +94,12 @@ class TargetTag:
             return self.digest != source_image.digest_at_target
         # The index must be filtered before its digest at the target is known. Without filtering it,
         # the target is known to be up to date only if both digests are those of the snapshot.
-        if self.snapshot_entry is None:
-            return True
-        current = Snapshot(source_image.digest, self.digest)
-        return self.snapshot_entry.snapshot != current
+        return self.snapshot != Snapshot(source_image.digest, self.digest)
 
     @property
     def was_copied(self) -> bool:
         """Whether the state says that an earlier run copied the tag."""
-        return self.snapshot_entry is not None
+        return self.snapshot is not None
 
 
 class TagLookup(NamedTuple):
@@ -382,7 +379,7 @@ class Discovery:
     def load_snapshots(self, tags: Collection[TargetTag]) -> None:
         """Set the snapshots of tags from the state."""
         for tag in tags:
-            tag.snapshot_entry = self._knowledge.snapshot(tag.snapshot_key)
+            tag.snapshot = self._knowledge.snapshot(tag.snapshot_key)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
         """Report whether a target probably lacks a tag, because no earlier run copied the tag.

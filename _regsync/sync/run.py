@@ -440,15 +440,15 @@ class Run:
             return False
         if tag.reference not in (self._discovery.known_listing(tag.target) or ()):
             return False
-        entry = tag.snapshot_entry
+        snapshot = tag.snapshot
         # Without a snapshot the tag's digest is not known, and so neither are its artifacts.
-        if not has_artifacts or entry is None:
+        if not has_artifacts or snapshot is None:
             return True
         # Recorded again, because the snapshot would expire while the tag is skipped, or while its
         # look-ups fail in run after run.
-        self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
+        self._knowledge.record_snapshot(tag.snapshot_key, snapshot)
         source = self._discovery.source_of(mapping)
-        return not self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
+        return not self._referrers.may_have_new_artifacts(mapping, source, tag, snapshot)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
@@ -492,7 +492,7 @@ class Run:
         """
         if copy.already_at_target:
             snapshot = Snapshot(copy.source_digest, copy.digest)
-            self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
+            self._knowledge.record_snapshot(tag.snapshot_key, snapshot)
 
         artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
         if artifact_images:

@@ -293,10 +293,12 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
     name, keys = hashed_key("a"), Snapshot(TOP, CHILD)
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 7 * HOUR, NOW + 7 * HOUR)):
         with state.known(now) as known:
-            known.record_snapshot(name, keys, known.snapshot(name))
+            known.record_snapshot(name, keys)
             known.record_snapshot(b"", keys)
-            assert known.snapshot(name) == (written, keys)
+            assert known.snapshot(name) == keys
             assert known.snapshot(b"") is None
+        notes = dict(state.sql("SELECT key, at FROM note"))
+        assert notes[b"tag " + name] == written
     with state.known(NOW + 32 * HOUR) as known:
         assert known.snapshot(name) is None
 
