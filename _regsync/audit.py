@@ -195,9 +195,9 @@ class Audit:
 
         # If the index is trimmed, the state may have the digest that a run has put for it.
         key = self._discovery.snapshot_key(mapping, source, image.target, tag, tag)
-        entry = self._knowledge.snapshot(key)
-        if entry is not None and entry.snapshot.source == digest:
-            return digest, entry.snapshot.pushed
+        snapshot = self._knowledge.snapshot(key)
+        if snapshot is not None and snapshot.source == digest:
+            return digest, snapshot.pushed
         lookup = await self._discovery.look_up_at_source(mapping, tag, digest)
         return lookup.source_digest, lookup.digest
 
@@ -221,9 +221,7 @@ class Audit:
         if not image.mapping.artifacts.enabled or top.digest != likely_digest:
             return
         if top.digest != source_digest:
-            # A run has trimmed this index, and perhaps indexes below it: the source lacks them.
-            top = top._replace(is_trimmed=True)
-            children = [child._replace(is_trimmed=child.is_index) for child in children]
+            top = top._replace(is_trimmed=True)  # a run has trimmed this index: the source lacks it
         tree = Tree(top, tuple(children), source_digest)
         lookup = TagLookup(image.source, image.tag, tree, top.digest, source_digest, targets=())
         await self._look_at_artifacts(image, lookup)

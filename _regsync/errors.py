@@ -210,13 +210,11 @@ class RegistryError(SyncError):
         *,
         status: int,
         codes: tuple[str, ...] = (),
-        digests: frozenset[str] = frozenset(),
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.codes = codes  # the error codes in the body
-        self.digests = digests  # the digests in the body
         self.retry_after = retry_after  # seconds
 
         # Whether the upload session has ended, so that the blob needs a new session. `upload` also

@@ -483,11 +483,6 @@ class Layout:
 
     def _read_index(self, *, may_be_new: bool) -> Index:
         version = _read_file(self._place("oci-layout"), _LARGEST_MANIFEST)
-        if version is not None:
-            number = str(load_json(version, "oci-layout").get("imageLayoutVersion"))
-            if number.partition(".")[0] != "1":
-                text = f"the image layout has version {printable(number, 40)}"
-                raise ContentError(f"{text}, which is not supported")
         body = _read_file(self._place("index.json"), _LARGEST_INDEX)
         if body is None and version is not None:
             body = self._read_new_index()

@@ -14,7 +14,6 @@ import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -453,11 +452,14 @@ class Manifest(NamedTuple):
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """The config and the layers, without foreign layers and without duplicates."""
-        unique: dict[str, Descriptor] = {}
+        """The config and the layers, without foreign layers and without duplicates.
+
+        Of a digest with two sizes both stay, because a copy refuses that.
+        """
+        unique: dict[tuple[str, int], Descriptor] = {}
         for blob in (self.config, *self.layers):
             if blob and not blob.is_foreign:
-                unique.setdefault(blob.digest, blob)
+                unique.setdefault((blob.digest, blob.size), blob)
         return tuple(unique.values())
 
     @property
@@ -594,10 +596,6 @@ def _read_manifest(
         key: [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
         for key, values in lists.items()
     }
-    sizes: dict[str, int] = {}
-    for each in (*single.values(), *chain.from_iterable(listed.values())):
-        if sizes.setdefault(each.digest, each.size) != each.size:
-            raise ContentError(f"the document gives two sizes for {each.digest}")
 
     config = single.get("config")
     # An index of BuildKit's older cache format lists blobs under `manifests`.
@@ -628,9 +626,6 @@ _MAX_VALUES = 30 * _MAX_DESCRIPTORS
 # Levels of nested JSON objects and lists (docs/design.md section 4).
 _MAX_JSON_DEPTH = 64
 
-# Digits of an integer in a document. Sizes have 19 digits at most.
-_MAX_DIGITS = 40
-
 
 def load_json(
     body: bytes, context: object, *, most_values: int = _MAX_VALUES, must_round_trip: bool = False
@@ -652,17 +647,16 @@ def load_json(
         document = json.loads(
             body.decode(),
             object_pairs_hook=_build_object,
-            parse_int=_parse_integer,
             parse_float=_refuse_number if must_round_trip else None,
             parse_constant=_refuse_number,
         )
-        is_too_deep = _is_deeper_than(_MAX_JSON_DEPTH, document)
-    except ValueError as error:
+        if _is_deeper_than(_MAX_JSON_DEPTH, document):
+            raise RecursionError
+    except ValueError as error:  # also of an integer with thousands of digits
         raise ContentError(f"not JSON ({printable(str(error), 80)}); {context}") from error
-    except RecursionError:
-        is_too_deep = True
-    if is_too_deep:
-        raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {context}")
+    except RecursionError as error:
+        text = f"the document nests deeper than {_MAX_JSON_DEPTH}"
+        raise ContentError(f"{text}; {context}") from error
     if not isinstance(document, dict):
         raise ContentError(f"JSON, but not an object; {context}")
     return document
@@ -693,11 +687,6 @@ def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return built
 
 
-def _parse_integer(text: str) -> int:
-    # int() takes quadratic time for long texts. Newer versions of Python raise their own error.
-    return int(text) if len(text) <= _MAX_DIGITS else _refuse_number(text)
-
-
 def _refuse_number(text: str) -> NoReturn:
     raise ContentError(
         f"the document holds the number {printable(text, 40)}, which cannot be kept as it is"
@@ -722,93 +711,47 @@ class TrimmedIndex(NamedTuple):
     available: tuple[Platform, ...]  # all platforms that the index has
 
 
-def trim_index(
-    index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]
-) -> tuple[TrimmedIndex, dict[str, Manifest]]:
+def trim_index(index: Manifest, wanted: Sequence[Platform]) -> TrimmedIndex:
     """Remove the entries of an index whose platform is not wanted (docs/design.md section 4).
 
-    `nested` holds all nested indexes at any depth, by digest. Also returns those of them that have
-    a wanted platform, trimmed, by the digest before trimming. Raises ContentError if an index
-    cannot be changed.
+    An attestation stays with its image. All other entries are removed: blobs, and manifests without
+    a platform. Raises ContentError if an entry is itself an index, or if the index cannot be changed.
     """
-    trimmed: dict[str, TrimmedIndex] = {}  # the results for nested indexes
+    if any(child.is_index for child in index.children):
+        text = "one of its entries is itself an index, which `platforms` cannot filter"
+        raise ContentError(text, hint="leave out `platforms` for this image, to copy all of it")
 
-    def trim(index: Manifest) -> TrimmedIndex:
-        for child in index.children:
-            if child.is_index and child.digest not in trimmed:
-                trimmed[child.digest] = trim(nested[child.digest])
-        return _trim(index, wanted, trimmed)
+    def is_wanted(entry: Descriptor) -> bool:
+        if entry.platform is None or entry.attested_digest:
+            return False
+        return any(platform_matches(want, entry.platform) for want in wanted)
 
-    result = trim(index)
-    return result, {digest: each.manifest for digest, each in trimmed.items() if each.matched}
+    wanted_digests = {child.digest for child in index.children if is_wanted(child)}
 
+    def is_kept(entry: Descriptor) -> bool:
+        is_attestation = entry.attested_digest in wanted_digests
+        return not entry.is_blob and (is_wanted(entry) or is_attestation)
 
-def _trim(
-    index: Manifest, wanted: Sequence[Platform], trimmed: Mapping[str, TrimmedIndex]
-) -> TrimmedIndex:
-    """Trim an index to its children for the wanted platforms, the attestations of these children,
-    and the trimmed results of its nested indexes. Other children are dropped. If no platform
-    matches, the index stays as it is.
-
-    `trimmed` holds the results for the nested indexes, by digest.
-    """
-    available: dict[Platform, None] = {}  # without duplicates, in the order of the index
-    matched: set[Platform] = set()
-    kept: list[Descriptor | None] = []  # for each child, its new descriptor; None if it is dropped
-    kept_digests: set[str] = set()  # the digests of kept children, as `index` names them
-    for child in index.children:
-        entry = child
-        matching: frozenset[Platform] = frozenset()  # the wanted platforms that the child has
-        if child.is_index:
-            nested = trimmed[child.digest]
-            available |= dict.fromkeys(nested.available)
-            matching = nested.matched
-            entry = child._replace(digest=nested.manifest.digest, size=nested.manifest.size)
-        elif child.platform is not None and not child.attested_digest:
-            available[child.platform] = None
-            matching = frozenset(want for want in wanted if platform_matches(want, child.platform))
-        matched |= matching
-        kept.append(entry if matching else None)
-        if matching:
-            kept_digests.add(child.digest)
-
-    # An attestation is kept with its image, which may come after it.
-    for number, child in enumerate(index.children):
-        if child.attested_digest in kept_digests:
-            kept[number] = child
-
-    new_digests = [entry.digest for entry in kept if entry]
-    is_changed = new_digests != [child.digest for child in index.children]
-    manifest = _rewrite_index(index, kept) if is_changed and matched else index
-    return TrimmedIndex(manifest, frozenset(matched), tuple(available))
-
-
-def _rewrite_index(index: Manifest, kept: Sequence[Descriptor | None]) -> Manifest:
-    """Return an index with the kept children only. Entries for blobs are dropped.
-
-    `kept` has one element for each child, in order: the child's new descriptor, or None to drop
-    the child. Raises ContentError if the index cannot be changed.
-    """
-    document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
-    # The JSON objects of the children, in the order of `kept`.
-    child_entries = [
-        entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
-    ]
-    new_entries: list[dict[str, Any]] = []
-    for entry, descriptor in zip(child_entries, kept, strict=True):
-        if descriptor is None:
-            continue
-        if descriptor.digest != entry["digest"]:
-            entry.update(digest=descriptor.digest, size=descriptor.size)
-            # Embedded content would be the nested index before it was trimmed.
-            entry.pop("data", None)
-        new_entries.append(entry)
-
-    body = _serialize({**document, "manifests": new_entries})
-    children = tuple(descriptor for descriptor in kept if descriptor)
-    return index._replace(
-        body=body, digest=digest_of(body), layers=(), children=children, is_trimmed=True
+    # Without duplicates, in the order of the index.
+    available = dict.fromkeys(
+        child.platform for child in index.children if child.platform and not child.attested_digest
     )
+    matched = frozenset(
+        want for want in wanted if any(platform_matches(want, have) for have in available)
+    )
+    kept = tuple(child for child in index.children if is_kept(child))
+    if not kept or len(kept) == len(index.children):
+        return TrimmedIndex(index, matched, tuple(available))
+
+    document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
+    document["manifests"] = [
+        entry for entry in document["manifests"] if is_kept(read_descriptor(entry, "manifests"))
+    ]
+    body = _serialize(document)
+    trimmed = index._replace(
+        body=body, digest=digest_of(body), layers=(), children=kept, is_trimmed=True
+    )
+    return TrimmedIndex(trimmed, matched, tuple(available))
 
 
 def descriptor_json(descriptor: Descriptor) -> dict[str, Any]:

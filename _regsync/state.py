@@ -134,18 +134,12 @@ class Snapshot(NamedTuple):
     pushed: str  # at the target; another one if the index is trimmed
 
 
-class SnapshotEntry(NamedTuple):
-    confirmed_at: int  # when the tag was last found up to date
-    snapshot: Snapshot
-
-
 class ArtifactCheck(NamedTuple):
     """The result of the last check of an image's artifacts at one target."""
 
     last: int = 0  # time of the last check; 0 if there was none
     first: int = 0  # time of the first check; 0 if there was none
     is_complete: bool = False  # whether all artifacts are at the target
-    was_copied: bool = False  # whether a run has copied the image: it was not at the target already
     # Which tags with artifacts the source's listing had (`Referrers.listed_tag_bits`).
     listed_tag_bits: int = 0
     listing_hash: bytes = bytes(8)  # hash of the digests that the source listed
@@ -934,27 +928,19 @@ class Knowledge:
 
     # Tags, and artifacts of images. The state keeps nothing under an empty name.
 
-    def snapshot(self, name: bytes) -> SnapshotEntry | None:
+    def snapshot(self, name: bytes) -> Snapshot | None:
         """Return the snapshot with this name. Returns None if there is none, or if it is too old."""
         value, at = self._file.note(_TAG + name) if name else (None, 0)
         match value:
             case [str(source), str(pushed)] if self._is_young(at, self._max_age):
                 with contextlib.suppress(ContentError):
-                    return SnapshotEntry(at, Snapshot(check_digest(source), check_digest(pushed)))
+                    return Snapshot(check_digest(source), check_digest(pushed))
         return None
 
-    def record_snapshot(
-        self, name: bytes, snapshot: Snapshot, old: SnapshotEntry | None = None
-    ) -> None:
-        """Record what a tag names at its source and at its target.
-
-        `old` is the entry that `snapshot` has returned for the name.
-        """
-        is_up_to_date = (
-            old is not None
-            and old.snapshot == snapshot
-            and self._is_young(old.confirmed_at, self._renewal_age)
-        )
+    def record_snapshot(self, name: bytes, snapshot: Snapshot) -> None:
+        """Record what a tag names at its source and at its target, unless that was done lately."""
+        value, at = self._file.note(_TAG + name)
+        is_up_to_date = value == [*snapshot] and self._is_young(at, self._renewal_age)
         if name and not is_up_to_date:
             self._file.put_note(_TAG + name, [*snapshot], int(self._now()))
 
@@ -964,12 +950,10 @@ class Knowledge:
         # A check has no maximum age, but its time must not be in the future.
         if self._is_young(last, math.inf):
             match value:
-                case [int(first), bool(is_complete), bool(was_copied), int(bits), str(listed)]:
+                case [int(first), bool(is_complete), int(bits), str(listed)]:
                     with contextlib.suppress(ValueError):
                         listing_hash = bytes.fromhex(listed)
-                        return ArtifactCheck(
-                            last, first, is_complete, was_copied, bits, listing_hash
-                        )
+                        return ArtifactCheck(last, first, is_complete, bits, listing_hash)
         return NO_CHECK
 
     def record_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:

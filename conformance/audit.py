@@ -414,7 +414,6 @@ def content_missing(run: Run) -> Iterator[Acts]:
 )
 def manifest_invented(run: Run) -> Iterator[Acts]:
     held = _held_before(run)
-    committed = {content.digest for content in run.commits}
     for act, place, manifest in _committed(run):
         has_sources = any(run.repositories(site) for site in run.sites if site != place.origin)
         is_copy = any(other.body == manifest.body for other in held)
@@ -422,12 +421,11 @@ def manifest_invented(run: Run) -> Iterator[Acts]:
         if is_copy or not has_sources or _FALLBACK.match(act.reference):
             continue
 
-        # A trimmed index may contain another trimmed index, which this run has committed.
         children = {part["digest"] for part in manifest.children}
         is_trimmed = manifest.media_type in INDEXES and any(
             other.media_type == manifest.media_type
             and len(children) <= len(other.children)
-            and children <= {part["digest"] for part in other.children} | committed
+            and children <= {part["digest"] for part in other.children}
             for other in held
         )
         if not is_trimmed:

@@ -229,24 +229,6 @@ async def test_held_tags_count_in_latest_and_in_min_tags(mirror):
     assert found == {"source.test/app:1.2.0": "skipped", "source.test/app:1.1.0": "synced"}
 
 
-async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(mirror):
-    old = mirror.push("v1")
-    await mirror.copy("v1")
-    await anyio.sleep(3 * DAY)
-    new = mirror.seed.image()
-
-    def move(request: Request, answer: Answer) -> Answer:
-        manifests = mirror.source.app.repositories["app"].manifests
-        if request.method == "HEAD" and manifests.pop(old.top, None):
-            new.load_into(mirror.source.app, "app", "v1")
-        return answer
-
-    mirror.source.app.amend = move
-    told = await mirror.told("v1")
-    assert (told["reason"], told["source_digest"]) == ("min_age", new.top)
-    assert told["until"] == "2026-01-07T00:00:00Z"
-
-
 # What is said.
 
 LOUD = ("--no-progress",)

@@ -425,22 +425,6 @@ async def test_an_image_that_is_itself_at_fault_fails_alone(mirror):
     assert mirror.digests()["v1"] == index.top
 
 
-async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(mirror):
-    mirror.push("v1")
-    await mirror.lock_all({"from": "app", "tags": tags("v1")})
-    between, newest = mirror.push("v1"), mirror.seed.image()
-
-    def move(request: Request) -> Answer | None:
-        if request.method == "GET" and request.reference == between.top:
-            mirror.source.app.repositories["app"].manifests.pop(between.top, None)
-            newest.load_into(mirror.source.app, "app", "v1")
-        return None
-
-    mirror.source.app.intercept = move
-    await mirror.succeed("lock")
-    assert mirror.digests() == {"v1": newest.top}
-
-
 # The file, and what is shown.
 
 

@@ -652,14 +652,12 @@ class RegistryClient:
         codes, text = parse_error_body(response.body)
         # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
         text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
-        digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", response.body.decode("latin-1"))
         if status == 429 and quota_wait(response.headers.get, 0.0) is not None:
             text = f"the quota is used up; {text}" if text else "the quota is used up"
         error = RegistryError(
             f"status {status}: {text}" if text else f"status {status}",
             status=status,
             codes=codes,
-            digests=frozenset(digests),
             retry_after=self._asked_wait(response),
         )
         error.hint = self._hint(status, response.body)

@@ -11,8 +11,7 @@ Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -29,7 +28,7 @@ from _regsync.oci import (
     referrer_entry,
     referrers_tag,
 )
-from _regsync.registry.repository import Repository, is_immutable
+from _regsync.registry.repository import Repository
 from _regsync.state import NO_CHECK, ArtifactCheck, Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import ArtifactSearch, ImageCopy
@@ -107,16 +106,6 @@ class Artifact(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
-
-
-class FoundArtifacts(NamedTuple):
-    """The artifacts of an image."""
-
-    # The artifacts that the targets are to hold.
-    copied: tuple[Artifact, ...] = ()
-    # If the image is trimmed, the artifacts of the source's untrimmed index. They are not copied,
-    # because the target does not get that index. In a dry run, all artifacts that are not copied.
-    stripped: tuple[Artifact, ...] = ()
 
 
 class Search(NamedTuple):
@@ -212,13 +201,12 @@ class ReferrerLists:
         return entries
 
     async def _fetch(self, source: Repository, subject: str) -> tuple[Descriptor, ...]:
-        with _explaining_refusals():
-            entries = await self._probe_api(source, subject)
-            if entries is None and self.has_api(source):
-                entries = await self._ask_api(source, subject)
-            if entries is not None:
-                return entries
-            found = await self._get_fallback(source, subject, await self.list_tags(source))
+        entries = await self._probe_api(source, subject)
+        if entries is None and self.has_api(source):
+            entries = await self._ask_api(source, subject)
+        if entries is not None:
+            return entries
+        found = await self._get_fallback(source, subject, await self.list_tags(source))
         return found.children if found is not None and _is_list(found, subject) else ()
 
     async def _probe_api(
@@ -280,24 +268,22 @@ class ReferrerLists:
 
     async def ensure_listed(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
-    ) -> set[str]:
-        """Add entries to a target's list of referrers for a subject. Returns the added digests.
+    ) -> None:
+        """Add entries to a target's list of referrers for a subject, unless it has them already.
 
-        The set is empty if the list has all entries already, or if the registry has the API and so
-        maintains the list itself.
+        A registry with the API maintains the list itself.
         """
-        with _explaining_refusals():
-            if await self._is_listed_by_api(target, subject, entries):
-                return set()
+        if await self._is_listed_by_api(target, subject, entries):
+            return
 
         tag = referrers_tag(subject)
         # Tasks of this run write the list in turn, so that no task replaces the entries of another.
         async with self._writing[target.key, tag]:
             listed_digests = self._listed_digests.get((target.key, tag), set())
             if listed_digests.issuperset(entry.digest for entry in entries):
-                return set()
+                return
             with target.adding_context("list referrers in", target.name_of(tag)):
-                return await self._add_to_list(source, target, subject, entries)
+                await self._add_to_list(source, target, subject, entries)
 
     async def _is_listed_by_api(
         self, target: Repository, subject: str, entries: Sequence[Descriptor]
@@ -322,8 +308,8 @@ class ReferrerLists:
 
     async def _add_to_list(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
-    ) -> set[str]:
-        """Add entries to the list under a target's fallback tag. Returns the added digests.
+    ) -> None:
+        """Add entries to the list under a target's fallback tag.
 
         Most registries cannot put a tag on condition that no other client has moved it. So each
         attempt reads the list, puts it with the missing entries, and checks that the tag names this
@@ -332,40 +318,31 @@ class ReferrerLists:
         never shows the list, and ContentError if the tag names something else.
         """
         tag = referrers_tag(subject)
-        # The digests that were missing in any attempt.
-        added_digests = set[str]()
         shown_digest: str | None = None
         for _ in range(_MOST_ATTEMPTS):
-            present, missing = await self._read_target_list(source, target, subject, entries)
-            if self._discovery.reads_only:
-                return set(missing)
+            present, missing = await self._read_target_list(target, subject, entries)
             # What refers to something else is left out, although the source lists it.
-            manifests = [await self._manifest_of(source, digest) for digest in missing]
+            manifests = [
+                await unless_absent(self._discovery.fetch_manifest(source, digest))
+                for digest in missing
+            ]
             new_entries = [
                 referrer_entry(each) for each in manifests if each and _refers_to(each, subject)
             ]
             if not new_entries:
-                return added_digests
+                return
 
-            new_digests = {entry.digest for entry in new_entries}
-            added_digests |= new_digests
             merged = extend_referrers_list(present, new_entries)
-            try:
-                await target.put_manifest(tag, merged)
-            except RegistryError as error:
-                if not is_immutable(error):
-                    raise
-                # The list may be complete: another client has put it, or the answer to an earlier
-                # put of this run was lost.
-                _, missing = await self._read_target_list(source, target, subject, entries)
-                if new_digests.isdisjoint(missing):
-                    return added_digests
-                raise
+            await target.put_manifest(tag, merged)
             # Another client may have replaced the list since.
             shown_digest = await target.head_manifest(tag)
             if shown_digest == merged.digest:
                 self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
-                return added_digests
+                text = f"{len(new_entries)} artifacts are added to the list of referrers"
+                self._discovery.log_once(
+                    "info", "referrers_listed", f"{target.name_of(tag)}: {text}"
+                )
+                return
             if shown_digest == subject:
                 break  # the registry resolves the tag as the digest in its name
 
@@ -373,11 +350,8 @@ class ReferrerLists:
             raise _list_is_not_kept()
         raise RegistryError("another client keeps replacing this list of referrers", status=409)
 
-    async def _manifest_of(self, where: Repository, digest: str) -> Manifest | None:
-        return await unless_absent(self._discovery.fetch_manifest(where, digest))
-
     async def _read_target_list(
-        self, source: Repository, target: Repository, subject: str, entries: Sequence[Descriptor]
+        self, target: Repository, subject: str, entries: Sequence[Descriptor]
     ) -> tuple[Manifest | None, list[str]]:
         """Return the fallback list of a target for a subject, and the digests that it lacks.
 
@@ -385,9 +359,8 @@ class ReferrerLists:
         resolves it as the digest in its name, and answers with the subject. Raises ContentError if
         the tag names something else.
         """
-        with _explaining_refusals():
-            listing = self._discovery.known_listing(target)
-            present = await self._get_fallback(target, subject, listing)
+        listing = self._discovery.known_listing(target)
+        present = await self._get_fallback(target, subject, listing)
         if present is not None and not _is_list(present, subject):
             if present.digest != subject:
                 raise _is_no_list()
@@ -395,14 +368,7 @@ class ReferrerLists:
 
         digests = [entry.digest for entry in present.children] if present else []
         self._listed_digests[target.key, referrers_tag(subject)] = set(digests)
-        missing = [entry.digest for entry in entries if entry.digest not in digests]
-        if digests and len(missing) == len(entries):
-            # It has nothing of what the source lists, and may be the list of another subject.
-            first = self._discovery.cached_manifest(source, digests[0])
-            first = first or await self._manifest_of(target, digests[0])
-            if first is not None and not _refers_to(first, subject):
-                raise _is_no_list()
-        return present, missing
+        return present, [entry.digest for entry in entries if entry.digest not in digests]
 
 
 class Referrers:
@@ -519,8 +485,9 @@ class Referrers:
 
     async def find_if_due(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
-        """Find the artifacts of an image, and look up which targets lack them, if that is due.
+    ) -> list[Artifact]:
+        """Find the artifacts of an image that are copied, and look up which targets lack them, if that
+        is due.
 
         `copies` are those without an error. Their `artifact_search` is set if a search was made. If
         the mapping requires an artifact and the image has none, also sets the error of each copy
@@ -530,7 +497,7 @@ class Referrers:
         searches = [self._last_search(mapping, copy) for copy in copies]
         depth = self._choose_depth(lookup, copies, [search.last_check for search in searches])
         if depth is SearchDepth.NONE:
-            return FoundArtifacts()
+            return []
         for copy, last_search in zip(copies, searches, strict=True):
             copy.artifact_search = last_search
 
@@ -544,12 +511,9 @@ class Referrers:
             subjects = await self._copied_subjects(mapping, lookup)
         copied = await self._find_transitively(search, subjects)
 
-        stripped = list[Artifact]()
         locked = source.locked_parts(lookup.reference)
         if locked is not None:
             listing_hash = hash_of_list(locked.artifacts)
-        elif lookup.is_trimmed:
-            stripped = await self._find_stripped(mapping, digest)
 
         listed_tag_bits = self.listed_tag_bits(source, digest)
         for copy in copies:
@@ -559,18 +523,7 @@ class Referrers:
             # A target that has the image already keeps it (docs/specification.md section 3).
             if not copy.already_at_target and not copied and mapping.artifacts.require_artifacts:
                 copy.error = _no_artifact_error(lookup)
-        return FoundArtifacts(tuple(copied), tuple(stripped))
-
-    async def _find_stripped(self, mapping: MappingRule, digest: str) -> list[Artifact]:
-        """Find the artifacts of an index of which the target gets a trimmed one, and warn of them."""
-        source = self._discovery.source_of(mapping)
-        search = _search_at_source(mapping, source)._replace(image_digest=digest)
-        stripped = await self._direct_artifacts(search, digest)
-        if stripped:
-            text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
-            mapping_text = f"{source} -> {mapping.target_repository}"
-            self._discovery.log_once("warning", "artifacts_stripped", f"{mapping_text}: {text}")
-        return stripped
+        return copied
 
     def _last_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
         """Return what the state says about the last search for the artifacts of a copy."""
@@ -715,8 +668,7 @@ class Referrers:
 
         examinations = [partial(self._examine_entry, search, subject, entry) for entry in entries]
         examinations += [partial(self._examine_tag, search, subject, tag) for tag in tags]
-        with _explaining_refusals():
-            artifacts = await gather(examinations)
+        artifacts = await gather(examinations)
         return [artifact for artifact in artifacts if artifact is not None]
 
     async def _cosign_tags_at(
@@ -741,8 +693,7 @@ class Referrers:
             request = self._discovery.resolve_digest(source, tag, by_head=True)
             return await unless_absent(request) is not None
 
-        with _explaining_refusals():
-            answers = await gather(partial(is_there, tag) for tag in cosign_tags)
+        answers = await gather(partial(is_there, tag) for tag in cosign_tags)
         return [tag for tag, there in zip(cosign_tags, answers, strict=True) if there]
 
     async def _examine_entry(
@@ -912,18 +863,13 @@ async def unless_absent(answer: Awaitable[_T]) -> _T | None:
     return None
 
 
-@contextmanager
-def _explaining_refusals() -> Iterator[None]:
-    """Return a context that says why a look-up matters that the registry refuses.
+def explain_refusal(error: SyncError) -> None:
+    """Let the error of a look-up that the registry refuses say why the look-up matters.
 
     Registries may refuse a look-up only because what it asks for does not exist (Artifactory).
     """
-    try:
-        yield
-    except RegistryError as error:
-        if error.status in _ACCESS_REFUSED:
-            error.hint = _HINT_IF_REFUSED
-        raise
+    if isinstance(error, RegistryError) and error.status in _ACCESS_REFUSED:
+        error.hint = _HINT_IF_REFUSED
 
 
 def _is_no_list() -> ContentError:

@@ -28,7 +28,7 @@ from _regsync.oci import (
 from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.repository import Host, Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, RepositoryKey, Snapshot, SnapshotEntry, hashed_key
+from _regsync.state import Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
@@ -70,11 +70,11 @@ class TargetTag:
     target: Repository
     # The tag or digest at the target.
     reference: str
-    # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state keeps
-    # no snapshot of this tag or digest.
+    # The key of `snapshot` in the state (`Discovery.snapshot_key`). Empty if the state keeps no
+    # snapshot of this tag or digest.
     snapshot_key: bytes
     # The digests at source and target after an earlier run copied the tag. None if unknown.
-    snapshot_entry: SnapshotEntry | None = None
+    snapshot: Snapshot | None = None
     # The digest at the target. None if the tag is absent, or if `error` is set, or before the target
     # has answered.
     digest: str | None = None
@@ -94,15 +94,12 @@ class TargetTag:
             return self.digest != source_image.digest_at_target
         # The index must be filtered before its digest at the target is known. Without filtering it,
         # the target is known to be up to date only if both digests are those of the snapshot.
-        if self.snapshot_entry is None:
-            return True
-        current = Snapshot(source_image.digest, self.digest)
-        return self.snapshot_entry.snapshot != current
+        return self.snapshot != Snapshot(source_image.digest, self.digest)
 
     @property
     def was_copied(self) -> bool:
         """Whether the state says that an earlier run copied the tag."""
-        return self.snapshot_entry is not None
+        return self.snapshot is not None
 
 
 class TagLookup(NamedTuple):
@@ -208,10 +205,10 @@ class Discovery:
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
-        # By host, repository name, tag, and the digest that it no longer has, the request for the
-        # digest of a source tag (docs/design.md section 6, rule 4). Two credentials for one
-        # registry are two hosts, because they may have access to different repositories.
-        self._digest_requests: dict[tuple[Host, str, str, str], Once[str]] = {}
+        # By host, repository name and tag, the request for the digest of a source tag
+        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
+        # because they may have access to different repositories.
+        self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
         # By target and the cosign tag or digest of an artifact, the request for the digest at the
         # target, which is None if it is absent. Several images may have the same artifact, while any
         # other target tag has one source (`mappings.assign_tags`).
@@ -382,7 +379,7 @@ class Discovery:
     def load_snapshots(self, tags: Collection[TargetTag]) -> None:
         """Set the snapshots of tags from the state."""
         for tag in tags:
-            tag.snapshot_entry = self._knowledge.snapshot(tag.snapshot_key)
+            tag.snapshot = self._knowledge.snapshot(tag.snapshot_key)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
         """Report whether a target probably lacks a tag, because no earlier run copied the tag.
@@ -420,36 +417,28 @@ class Discovery:
             mapping, reference, tags, known_to_lack, by_head=by_head
         )
 
-        while True:  # again if the tag was moved after it had been resolved
-            lacking = tuple(tag for tag in tags if tag.needs_copy(image))
-            held_until = None
-            if counts_age:
-                held_until = self._knowledge.record_sighting(
-                    source.key, image.digest, mapping.min_age
-                )
-            if not lacking or held_until is not None:
-                others = tuple(tag for tag in tags if tag not in lacking)
-                # All targets that are up to date have the same digest. With a platform filter it
-                # is not known from the source, because the index was not fetched and trimmed.
-                up_to_date = next((tag.digest for tag in others if tag.digest), image.digest)
-                return TagLookup(
-                    source,
-                    reference,
-                    tree=None,
-                    digest=up_to_date,
-                    source_digest=image.digest,
-                    targets=others,
-                    held_tags=lacking,
-                    held_until=held_until,
-                )
+        lacking = tuple(tag for tag in tags if tag.needs_copy(image))
+        held_until = None
+        if counts_age:
+            held_until = self._knowledge.record_sighting(source.key, image.digest, mapping.min_age)
+        if lacking and held_until is None:
+            top = await self.fetch_manifest(source, image.digest, expected)
+            return await self._fetch_missing_manifests(mapping, source, reference, top, tuple(tags))
 
-            top = await self.fetch_top_manifest(source, reference, image.digest, expected)
-            if top.digest == image.digest:
-                return await self._fetch_missing_manifests(
-                    mapping, source, reference, top, tuple(tags)
-                )
-            # The new image has an age of its own.
-            image = SourceImage(top.digest, None if mapping.platforms else top.digest)
+        others = tuple(tag for tag in tags if tag not in lacking)
+        # All targets that are up to date have the same digest. With a platform filter it is not
+        # known from the source, because the index was not fetched and trimmed.
+        up_to_date = next((tag.digest for tag in others if tag.digest), image.digest)
+        return TagLookup(
+            source,
+            reference,
+            tree=None,
+            digest=up_to_date,
+            source_digest=image.digest,
+            targets=others,
+            held_tags=lacking,
+            held_until=held_until,
+        )
 
     async def _resolve_at_both_ends(
         self,
@@ -515,16 +504,14 @@ class Discovery:
             return SourceImage(digest, locked.digest)
         return SourceImage(digest, None if mapping.platforms else digest)
 
-    async def resolve_digest(
-        self, source: Repository, reference: str, *, by_head: bool, gone: str = ""
-    ) -> str:
+    async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest that a tag or digest has at its source.
 
         A digest is returned unchanged. If this run has listed the source and the listing has the
         tag's digest, that digest is returned. For any other tag one request is sent in a run, and
         all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
         caller has set `by_head` (`find_digest`), otherwise a GET, which adds the manifest to the
-        cache. Pass the digest that a tag had as `gone` if the source has it no longer.
+        cache.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
@@ -544,9 +531,9 @@ class Discovery:
                 raise error.add_context(Side.SOURCE, "look up", source.name_of(reference))
             return digest
 
-        key = (source.host, source.api_name, reference, gone)
+        key = (source.host, source.api_name, reference)
         if key not in self._digest_requests:
-            listed_digest = None if gone else (self.known_listing(source) or {}).get(reference)
+            listed_digest = (self.known_listing(source) or {}).get(reference)
             self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
         return await self._digest_requests[key].get(ask)
 
@@ -572,24 +559,6 @@ class Discovery:
             if error.status != 404:
                 raise
             return None
-
-    async def fetch_top_manifest(
-        self, source: Repository, reference: str, digest: str, expected: Descriptor | None
-    ) -> Manifest:
-        """Fetch the manifest of `digest`, to which `reference` was resolved before.
-
-        If the manifest is gone, the tag was moved. Then the tag is resolved again, once for all
-        mappings, and the manifest of the new digest is returned. Raises SyncError if a request
-        fails.
-        """
-        try:
-            return await self.fetch_manifest(source, digest, expected)
-        except RegistryError as error:
-            if error.status != 404 or reference == digest:
-                raise
-
-        new_digest = await self.resolve_digest(source, reference, by_head=False, gone=digest)
-        return await self.fetch_manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
         """Set the digest or the error of a tag, with a request to its target if necessary.
@@ -665,7 +634,7 @@ class Discovery:
 
         Also records the content of the image as present at each target that has it.
         """
-        root, filtered_indexes = await self._filter_platforms(mapping, source, top)
+        root = self._filter_platforms(mapping, source, top)
         locked = source.locked_parts(reference)
         if locked is not None and locked.digest != root.digest:
             found = f"is {root.digest}, but {locked.digest} in the lock"
@@ -686,7 +655,7 @@ class Discovery:
         if lacking and is_left_out(root):
             tree = Tree(root, (), top.digest)  # only the tag is missing
         elif lacking:
-            tree = await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
+            tree = await self._fetch_tree(source, top.digest, root, is_left_out)
 
         for manifest in tree.manifests if tree is not None else (root,):
             for tag in tags:
@@ -738,27 +707,25 @@ class Discovery:
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""
         return await self._fetch_tree(
-            source, tree.source_digest, tree.root, tree.children, is_left_out=lambda entry: False
+            source, tree.source_digest, tree.root, lambda entry: False, tree.children
         )
 
     async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that may be the subject of artifacts.
 
-        Attestations are left out. Trimmed indexes are left out because the source does not have
-        them.
+        Attestations are left out. A trimmed index is left out because the source does not have it.
         """
         source, tree = lookup.source, lookup.tree
         if tree is None:
             top = await self.fetch_manifest(source, lookup.source_digest)
-            root, indexes = await self._filter_platforms(mapping, source, top)
+            root = self._filter_platforms(mapping, source, top)
             # The indexes are enough: platform manifests are not fetched.
             tree = await self._fetch_tree(
-                source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
+                source, top.digest, root, is_left_out=lambda entry: not entry.is_index
             )
         entries = [entry for manifest in tree.manifests for entry in manifest.children]
         digests = [entry.digest for entry in entries if not entry.attested_digest]
-        trimmed_digests = {each.digest for each in tree.manifests if each.is_trimmed}
-        return [each for each in (tree.root.digest, *digests) if each not in trimmed_digests]
+        return digests if tree.root.is_trimmed else [tree.root.digest, *digests]
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
@@ -768,40 +735,35 @@ class Discovery:
         has no tree and no targets.
         """
         source = self.source_of(mapping)
-        top = await self.fetch_top_manifest(source, tag, digest, expected=None)
-        root, _ = await self._filter_platforms(mapping, source, top)
+        top = await self.fetch_manifest(source, digest)
+        root = self._filter_platforms(mapping, source, top)
         return TagLookup(
             source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()
         )
 
-    async def _filter_platforms(
+    def _filter_platforms(
         self, mapping: MappingRule, source: Repository, top: Manifest
-    ) -> tuple[Manifest, list[Manifest]]:
+    ) -> Manifest:
         """Apply the platform filter of a mapping to the index `top` (docs/specification.md section
         1.1).
 
-        Returns the root for the targets, and the filtered indexes below it. The root is `top`
-        itself if the mapping has no filter, if `top` is not an index, or if all its entries match.
-        Raises RegistryError if no platform matches.
+        Returns the root for the targets. It is `top` itself if the mapping has no filter, if `top`
+        is not an index, or if all its entries match. Raises RegistryError if no platform matches,
+        and ContentError if the index cannot be filtered.
         """
         platforms = mapping.platforms
         if not platforms:
-            return top, []
+            return top
         # The entries of an index may be blobs (BuildKit's older cache). Such an index has no
         # platforms.
         names_blobs = bool(top.layers) and not top.children
         if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.log_once("debug", "no_index", text)
-            return top, []
+            return top
 
-        # Only indexes are needed to filter.
-        tree = await self._fetch_tree(
-            source, top.digest, top, (), is_left_out=lambda entry: not entry.is_index
-        )
-        nested_indexes = {index.digest: index for index in tree.children}
         with source.adding_context("filter platforms of", source.name_of(top.digest)):
-            trim_result, trimmed_indexes = trim_index(top, platforms, nested_indexes)
+            trim_result = trim_index(top, platforms)
             if not trim_result.matched:
                 raise _no_platform_matches(platforms, trim_result.available)
 
@@ -813,17 +775,20 @@ class Discovery:
             self.log_once("warning", "platform_missing", text)
         root = trim_result.manifest
         if root is not top:
-            text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
-            self.log_once("info", "index_trimmed", text)
-        return root, list(trimmed_indexes.values())
+            text = (
+                f"the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
+            )
+            no_artifacts = "artifacts of the whole index stay behind"
+            self.log_once("info", "index_trimmed", f"{source}: {text}; {no_artifacts}")
+        return root
 
     async def _fetch_tree(
         self,
         source: Repository,
         top_digest: str,
         root: Manifest,
-        known_manifests: Iterable[Manifest],
         is_left_out: Callable[[Descriptor], bool],
+        known_manifests: Iterable[Manifest] = (),
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree.
 

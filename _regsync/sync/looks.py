@@ -13,14 +13,9 @@ from collections.abc import Iterable, Sequence
 from _regsync.state import ArtifactCheck, hashed_key
 from _regsync.sync.image import ImageCopy
 
-# Seconds after an image was copied at which looks are due. They are early because pipelines push an
+# The bounds of the pause between two looks, in seconds. It begins short because pipelines push an
 # image and sign it soon after.
-FIRST_LOOKS = (5 * 60, 15 * 60, 30 * 60)
-
-# The pause between two later looks, as a share of the time since the first, and its bounds in
-# seconds.
-PAUSE_SHARE = 1 / 4
-SHORTEST_PAUSE = 3600
+SHORTEST_PAUSE = 5 * 60
 LONGEST_PAUSE = 7 * 86400
 
 _QUARTER_OF_A_DAY = 6 * 3600  # seconds
@@ -57,20 +52,17 @@ def decide_depth(
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
-    """Report whether it is time to look again, at all targets at once.
+    """Report whether it is time to look again, at all targets at once: when an image is twice as old
+    as it was at the last look.
 
     `checks` has the record of the last search for each target. `now` is in seconds since 1970.
     """
-    # The target that was looked at the longest ago decides. An image counts from its last copy, or
-    # if no run has copied it, from when it was last found at a target.
+    # The target that was looked at the longest ago decides.
     last = min(check.last for check in checks)
-    copied_at = [check.first for check in checks if check.was_copied]
-    first = max(copied_at or [check.first for check in checks])
-
-    early_looks = [first + pause for pause in FIRST_LOOKS] if copied_at else []
-    # Later, the pause grows with age, because an old image is less likely to get a new signature.
-    pause = min(max(SHORTEST_PAUSE, (now - first) * PAUSE_SHARE), LONGEST_PAUSE)
-    return now >= last + pause or any(last < due <= now for due in early_looks)
+    first = max(check.first for check in checks)
+    # The pause grows with age, because an old image is less likely to get a new signature.
+    pause = min(max(SHORTEST_PAUSE, last - first), LONGEST_PAUSE)
+    return now >= last + pause
 
 
 def is_due_without_state(digest: str, now: float) -> bool:
@@ -101,7 +93,6 @@ def check_after(copy: ImageCopy) -> ArtifactCheck:
     return ArtifactCheck(
         first=search.last_check.first,
         is_complete=copy.error is None,
-        was_copied=copy.is_copied or search.last_check.was_copied,
         listed_tag_bits=search.listed_tag_bits if copy.error is None else 0,
         listing_hash=search.listing_hash,
     )

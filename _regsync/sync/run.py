@@ -25,7 +25,7 @@ from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
-from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers
+from _regsync.sync.artifacts import Artifact, Referrers, explain_refusal
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import Image, ImageCopy
@@ -436,46 +436,47 @@ class Run:
             return False
         if tag.reference not in (self._discovery.known_listing(tag.target) or ()):
             return False
-        entry = tag.snapshot_entry
+        snapshot = tag.snapshot
         # Without a snapshot the tag's digest is not known, and so neither are its artifacts.
-        if not has_artifacts or entry is None:
+        if not has_artifacts or snapshot is None:
             return True
         # Recorded again, because the snapshot would expire while the tag is skipped, or while its
         # look-ups fail in run after run.
-        self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
+        self._knowledge.record_snapshot(tag.snapshot_key, snapshot)
         source = self._discovery.source_of(mapping)
-        return not self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
+        return not self._referrers.may_have_new_artifacts(mapping, source, tag, snapshot)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
+    ) -> list[Artifact]:
         """Search for the artifacts of an image, if a search is due (docs/design.md section 8).
 
-        In a dry run, `stripped` of the result has all artifacts that are not copied. After an error
-        the result is empty, and the error is set in the copies.
+        A dry run also searches for those that are not copied, and says so in the copies. After an
+        error the result is empty, and the error is set in the copies.
         """
-        artifacts = FoundArtifacts()
+        artifacts = list[Artifact]()
         copies_without_error = [copy for copy in copies if copy.error is None]
         try:
             if mapping.artifacts.enabled and copies_without_error:
                 artifacts = await self._referrers.find_if_due(mapping, lookup, copies_without_error)
             if self._report.is_dry_run:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
-                artifacts = artifacts._replace(stripped=left_behind)
+                for copy in copies:
+                    copy.artifacts_stripped = len(left_behind)
+                    copy.planned = [f"strip {artifact}" for artifact in left_behind]
         except SyncError as error:
+            explain_refusal(error)
             for copy in copies:
                 copy.error = copy.error or error
-            return FoundArtifacts()
+            return []
         return artifacts
 
     def _start_copies(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: FoundArtifacts
+        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: Sequence[Artifact]
     ) -> None:
         """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
         for copy, tag in zip(copies, lookup.targets, strict=True):
-            copy.artifacts_stripped = len(artifacts.stripped)
-            copy.planned = [f"strip {artifact}" for artifact in artifacts.stripped]
-            self._start_copy(copy, lookup, tag, artifacts.copied)
+            self._start_copy(copy, lookup, tag, artifacts)
         self.scheduler.advance()
 
     def _start_copy(
@@ -487,16 +488,14 @@ class Run:
         """
         if copy.already_at_target:
             snapshot = Snapshot(copy.source_digest, copy.digest)
-            self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
+            self._knowledge.record_snapshot(tag.snapshot_key, snapshot)
 
         artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
         if artifact_images:
             # If this run is killed before the artifacts are copied, the next run must search again.
             # So the check is recorded as not complete, and without what the source lists.
             search = copy.artifact_search
-            check = NO_CHECK._replace(
-                first=search.last_check.first, was_copied=search.last_check.was_copied
-            )
+            check = NO_CHECK._replace(first=search.last_check.first)
             self._knowledge.record_artifact_check(search.key, check)
 
         tree = None if copy.already_at_target else lookup.tree
@@ -589,9 +588,9 @@ class Run:
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
         search = copy.artifact_search
-        # After a failure the record says that artifacts are missing. If the last record says so
-        # too, a new record is needed only for an image that this run has copied.
-        is_worth_recording = copy.error is None or search.last_check.is_complete or copy.is_copied
+        # After a failure the record says that artifacts are missing, which the last record, or the
+        # lack of one, may say already.
+        is_worth_recording = copy.error is None or search.last_check.is_complete
         if search.key and is_worth_recording:
             self._knowledge.record_artifact_check(search.key, check_after(copy))
         outcome = copy.outcome(

@@ -204,8 +204,8 @@ class Scheduler:
         self.is_draining = False
 
         self._manifests_by_blob = Counter[str]()
-        # By target and reference, whether this run has copied that artifact.
-        self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
+        # By target and reference, the artifacts that the targets hold.
+        self._artifacts_at_target = set[tuple[RepositoryKey, str]]()
         self._target_hosts = set[str]()
         self.images_known = 0
         self.images_done = 0
@@ -253,10 +253,8 @@ class Scheduler:
             if is_host_shared and not manifest.is_trimmed:
                 self._commit(image.source.store_key, manifest)
 
-    def record_artifact(
-        self, target: Repository, reference: str, *, is_copied: bool = False
-    ) -> None:
-        self._artifacts_at_target.setdefault((target.key, reference), is_copied)
+    def record_artifact(self, target: Repository, reference: str) -> None:
+        self._artifacts_at_target.add((target.key, reference))
 
     def _commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         blobs = [blob.digest for blob in manifest.blobs]
@@ -614,7 +612,7 @@ class Scheduler:
         is_first = (image.target.key, image.reference) not in self._artifacts_at_target
         image.copy.record_success(image, is_copied=is_first)
         if image.artifact:
-            self.record_artifact(image.target, image.reference, is_copied=True)
+            self.record_artifact(image.target, image.reference)
         self.end_if_complete(image.copy)
 
     def _finish_failed(self, image: Image) -> None:
@@ -625,31 +623,21 @@ class Scheduler:
         """End a copy if all its images have ended, and add its artifacts to the target's lists."""
         if copy.unfinished_images:
             return
-        if copy.listing:
+        if copy.listing and not self._discovery.reads_only:
             self.tasks.start_soon(self._list_artifacts, copy)
         else:
             self._on_end(copy)
 
-    def _is_to_be_listed(self, copy: ImageCopy, digest: str) -> bool:
-        """Report whether an artifact is at the target. A dry run asks for no list because of what it
-        would only copy."""
-        is_copied = self._artifacts_at_target.get((copy.target.key, digest))
-        return is_copied is False or (is_copied is True and not self._discovery.reads_only)
-
     async def _list_artifacts(self, copy: ImageCopy) -> None:
         try:
             for subject, entries in copy.listing.items():
-                there = [each for each in entries if self._is_to_be_listed(copy, each.digest)]
-                if not there:
-                    continue
-                added = await self._lists.ensure_listed(copy.source, copy.target, subject, there)
-                relisted = {
-                    digest
-                    for digest in added
-                    if not self._artifacts_at_target[copy.target.key, digest]
-                }
-                copy.artifacts.update((digest, "synced") for digest in relisted)
-                copy.planned += [f"list {digest} as of {subject}" for digest in sorted(relisted)]
+                there = [
+                    each
+                    for each in entries
+                    if (copy.target.key, each.digest) in self._artifacts_at_target
+                ]
+                if there:
+                    await self._lists.ensure_listed(copy.source, copy.target, subject, there)
         except SyncError as error:
             copy.error = copy.error or error
         self._on_end(copy)

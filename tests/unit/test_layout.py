@@ -317,14 +317,6 @@ async def test_no_file_of_the_layout_is_written_through_a_link(seed, tmp_path, n
     check_layout(disk)
 
 
-@pytest.mark.parametrize("version", ["2.0.0", None])
-def test_another_version_of_the_layout_is_refused(seed, tmp_path, version):
-    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
-    (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": version}))
-    with pytest.raises(ContentError, match="version"):
-        open_layout(layout).index()
-
-
 def test_a_layout_without_an_index_is_incomplete(seed, tmp_path):
     layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     (layout / "index.json").unlink()

@@ -17,43 +17,30 @@ from _regsync.sync.looks import SearchDepth, check_after, decide_depth, is_due_w
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 # What a check says, beside the bits of the tags that were listed.
-COMPLETE, COPIED = 32, 64
+COMPLETE = 32
 
 
 def check(last: float, first: float, flags: int) -> ArtifactCheck:
-    is_complete, was_copied = bool(flags & COMPLETE), bool(flags & COPIED)
-    return ArtifactCheck(int(last), int(first), is_complete, was_copied, flags & 15)
+    return ArtifactCheck(int(last), int(first), bool(flags & COMPLETE), flags & 15)
 
 
 @pytest.mark.parametrize(
     ("last", "first", "flags", "shown", "now", "depth"),
     [
         (0, 0, 0, 0, 0, SearchDepth.DEEP),
-        (0, 0, COPIED, 0, 10, SearchDepth.DEEP),
         (0, 0, COMPLETE, 0, 10, SearchDepth.NONE),
         (0, 0, COMPLETE | 1, 1, 10, SearchDepth.NONE),
         (0, 0, COMPLETE | 1, 3, 10, SearchDepth.TOP),
-        (0, 0, COMPLETE, 0, HOUR - 1, SearchDepth.NONE),
-        (0, 0, COMPLETE, 0, HOUR, SearchDepth.TOP),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY - 1, SearchDepth.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR - 1, SearchDepth.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR, SearchDepth.TOP),
+        (0, 0, COMPLETE, 0, 5 * MINUTE - 1, SearchDepth.NONE),
+        (0, 0, COMPLETE, 0, 5 * MINUTE, SearchDepth.TOP),
+        (3 * MINUTE, 0, COMPLETE, 0, 8 * MINUTE - 1, SearchDepth.NONE),
+        (3 * MINUTE, 0, COMPLETE, 0, 8 * MINUTE, SearchDepth.TOP),
+        (4 * DAY, 0, COMPLETE, 0, 8 * DAY - 1, SearchDepth.NONE),
+        (4 * DAY, 0, COMPLETE, 0, 8 * DAY, SearchDepth.TOP),
         (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, SearchDepth.NONE),
         (100 * DAY, 0, COMPLETE, 0, 107 * DAY, SearchDepth.TOP),
-        # Copied: after 5, 15 and 30 minutes, unless somebody has looked since.
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE - 1, SearchDepth.NONE),
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE, SearchDepth.TOP),
-        (5 * MINUTE - 1, 0, COMPLETE | COPIED, 0, 5 * MINUTE, SearchDepth.TOP),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE - 1, SearchDepth.NONE),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE, SearchDepth.TOP),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE - 1, SearchDepth.NONE),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE, SearchDepth.TOP),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE - 1, SearchDepth.NONE),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE, SearchDepth.TOP),
-        (20 * MINUTE, 0, COMPLETE | COPIED, 0, 29 * MINUTE, SearchDepth.NONE),
-        (40 * MINUTE, 0, COMPLETE | COPIED, 0, 99 * MINUTE, SearchDepth.NONE),
         # A clock that went back.
-        (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, SearchDepth.NONE),
+        (40 * MINUTE, 40 * MINUTE, COMPLETE, 0, 0, SearchDepth.NONE),
     ],
 )
 def test_when_an_unchanged_image_is_looked_at_again(last, first, flags, shown, now, depth):
@@ -71,29 +58,24 @@ def looks(checks: list[ArtifactCheck], runs: Iterable[int]) -> list[int]:
     return times
 
 
-@pytest.mark.parametrize("step", [1, 5, 60, 299, 601, 1200, 1801, HOUR])
-def test_an_image_that_was_copied_has_three_early_looks_at_most(step):
-    found = looks([check(0, 0, COMPLETE | COPIED)], range(step, HOUR + 1, step))
-    expected = list(dict.fromkeys(-(-due // step) * step for due in (300, 900, 1800)))
-    assert found == expected
-    assert len(found) <= 3
+def test_an_image_is_looked_at_when_it_is_twice_as_old():
+    found = looks([check(0, 0, COMPLETE)], range(MINUTE, 21 * DAY, MINUTE))
+    doubled = [5 * 2**number * MINUTE for number in range(12)]
+    assert found == [*doubled, doubled[-1] + 7 * DAY]
+    assert len([each for each in found if each <= 7 * DAY]) == 11
 
 
 def test_one_look_serves_all_targets():
     """They end some seconds apart, and none of them asks for a look of its own."""
-    copied = COMPLETE | COPIED
-    slow = [check(0, 0, copied), check(7, 7, copied), check(3, 3, copied)]
-    assert looks(slow, range(MINUTE, HOUR, MINUTE)) == [6 * MINUTE, 16 * MINUTE, 31 * MINUTE]
-    found = [check(0, 0, copied), check(7, 7, COMPLETE)]
-    assert looks(found, range(MINUTE, HOUR, MINUTE)) == [5 * MINUTE, 15 * MINUTE, 30 * MINUTE]
+    slow = [check(0, 0, COMPLETE), check(7, 7, COMPLETE), check(3, 3, COMPLETE)]
+    assert looks(slow, range(MINUTE, HOUR, MINUTE)) == [each * MINUTE for each in (5, 10, 20, 40)]
 
 
-def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none():
-    old = check(DAY - 60, 0, COMPLETE | COPIED)
+def test_a_target_that_comes_later_has_early_looks():
+    old, new = check(DAY - 60, 0, COMPLETE), check(DAY, DAY, COMPLETE)
     runs = range(DAY + MINUTE, DAY + HOUR // 2, MINUTE)
-    copied = [old, check(DAY, DAY, COMPLETE | COPIED)]
-    assert looks(copied, runs) == [DAY + 5 * MINUTE, DAY + 15 * MINUTE]
-    assert looks([old, check(DAY, DAY, COMPLETE)], runs) == []
+    assert looks([old, new], runs) == [DAY + each * MINUTE for each in (4, 9, 18)]
+    assert looks([old], runs) == []
     assert decide_depth([old, check(0, 0, 0)], 0, DAY) is SearchDepth.DEEP
 
 
@@ -158,17 +140,17 @@ def copied(**fields: Any) -> ImageCopy:
 @pytest.mark.parametrize(
     ("fields", "flags"),
     [
-        ({"is_copied": True}, COMPLETE | COPIED),
-        ({"is_copied": True, "error": ContentError("x")}, COPIED),
+        ({"is_copied": True}, COMPLETE),
+        ({"is_copied": True, "error": ContentError("x")}, 0),
         ({}, COMPLETE),
         ({"already_at_target": True}, COMPLETE),
         ({"immutable_digest": "sha256:b"}, COMPLETE),
         (
             {
                 "already_at_target": True,
-                "artifact_search": ArtifactSearch(last_check=check(1, 1, COMPLETE | COPIED)),
+                "artifact_search": ArtifactSearch(last_check=check(1, 1, COMPLETE)),
             },
-            COMPLETE | COPIED,
+            COMPLETE,
         ),
         ({"already_at_target": True, "artifacts": {"x": "skipped"}}, COMPLETE),
         ({"already_at_target": True, "artifacts": {"x": "synced"}}, COMPLETE),
@@ -182,10 +164,10 @@ def copied(**fields: Any) -> ImageCopy:
                 "already_at_target": True,
                 "error": ContentError("x"),
                 "artifact_search": ArtifactSearch(
-                    last_check=check(1, 1, COMPLETE | COPIED), listed_tag_bits=3
+                    last_check=check(1, 1, COMPLETE), listed_tag_bits=3
                 ),
             },
-            COPIED,
+            0,
         ),
     ],
 )

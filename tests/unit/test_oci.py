@@ -4,7 +4,6 @@ byte.
 
 from __future__ import annotations
 
-import base64
 import json
 
 import pytest
@@ -368,9 +367,8 @@ WRONG_DOCUMENTS = {
     "received no content type, no body": [b""],
     "beginning ']0;x'": [b"\x1b]0;x\x07"],
     "not JSON": [json.dumps(image()).encode()[:-1], b"{} {}", b'{"a": "\xff"}', b"\xef\xbb\xbf{}",
-        json.dumps(image()).encode("utf-16")],
+        json.dumps(image()).encode("utf-16"), b'{"a": ' + b"9" * 5000 + b"}"],
     "the number NaN": [b'{"a": NaN}'],
-    "the number 999": [b'{"a": ' + b"9" * 5000 + b"}"],
     "the key 'layers' twice": [b'{"layers": [], "layers": []}'],
     "nests deeper than 64": [b'{"x":' + LISTS, b'{"x":' + OBJECTS, b'{"x":' + MIXED,
         b'{"x":' + LISTS + b"]" * 100_000 + b"}", OBJECTS + b"1" + b"}" * 100_000],
@@ -390,7 +388,6 @@ WRONG_DOCUMENTS = {
     "layers[0]: 'a' is not a media type": [image(entry(mediaType="a"))],
     "layers[0]: '' is not a digest": [image(entry(digest=None))],
     "layers[1]: 'sha256:../' is not a digest": [image(entry(), entry(digest="sha256:../"))],
-    f"two sizes for {digest(1)}": [image(entry(), entry(size=2))],
     **{f"layers[0]: {size} is not a size": [image(entry(size=size))] for size in (None, -1, True, 1.0, 2**63)},
 }  # fmt: skip
 
@@ -437,7 +434,7 @@ def test_a_trimmed_index_has_these_bytes():
       ],
       "annotations": {"z": "1", "a": "\u007f\n🐳"}, "n": [9007199254740993, -1, true, null]
     }"""
-    trimmed = trim_index(parse((source % (digest(1), digest(2))).encode()), [AMD64], {})[0].manifest
+    trimmed = trim_index(parse((source % (digest(1), digest(2))).encode()), [AMD64]).manifest
     assert (
         trimmed.body.decode()
         == '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":['
@@ -453,13 +450,13 @@ def test_a_trimmed_index_has_these_bytes():
 
 def test_nothing_is_written_anew_when_nothing_drops():
     source = parse(b' {"manifests": [%s], "x": 1.0}' % json.dumps(child(1, "linux/amd64")).encode())
-    trimmed, _ = trim_index(source, [AMD64, ARM64], {})
+    trimmed = trim_index(source, [AMD64, ARM64])
     assert trimmed.manifest is source
     assert trimmed.matched == {AMD64}
 
 
 def kept(document, *wanted):
-    trimmed, _ = trim_index(parse(document), [parse_platform(text) for text in wanted], {})
+    trimmed = trim_index(parse(document), [parse_platform(text) for text in wanted])
     return [each.size for each in trimmed.manifest.children] if trimmed.matched else []
 
 
@@ -498,42 +495,27 @@ def test_attestations_follow_their_child_wherever_they_stand():
 def test_nothing_is_written_when_no_platform_matches():
     entries = (child(1, "linux/amd64"), attestation(2, of=1), child(3, "linux/arm/v7"))
     source = parse(index(*entries, x=1.5))
-    trimmed, _ = trim_index(source, [ARM64], {})
+    trimmed = trim_index(source, [ARM64])
     assert (trimmed.matched, trimmed.manifest) == (frozenset(), source)
     assert [str(have) for have in trimmed.available] == ["linux/amd64", "linux/arm/v7"]
 
 
-def parent(*indexes, **fields):
-    """Return an index of indexes."""
-    return parse(
-        index(
-            *(
-                {"mediaType": INDEX, "digest": each.digest, "size": each.size, "x": n, **fields}
-                for n, each in enumerate(indexes)
-            )
-        )
-    )
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_index_inside_an_index_is_not_filtered(number):
+    entries = [child(1, "linux/amd64"), child(2, "linux/amd64")]
+    entries[number]["mediaType"] = INDEX
+    with pytest.raises(ContentError, match="itself an index") as raised:
+        trim_index(parse(index(*entries)), [AMD64])
+    assert "leave out `platforms`" in raised.value.hint
 
 
-def test_nested_indexes_are_trimmed_first_and_named_by_their_new_digest():
-    both = parse(index(child(1, "linux/amd64"), child(2, "linux/arm64")))
-    whole, none = parse(index(child(3, "linux/amd64"))), parse(index(child(4, "linux/arm64")))
-    middle = parent(both, whole)
-    top = parent(none, middle, both, data=base64.b64encode(b"stale").decode())
-    nested = {each.digest: each for each in (both, whole, none, middle)}
-    trimmed, trimmed_nested = trim_index(top, [AMD64], nested)
-    assert set(trimmed_nested) == {both.digest, whole.digest, middle.digest}
-    small, new_middle = trimmed_nested[both.digest], trimmed_nested[middle.digest]
-    assert [each.size for each in small.children] == [1]
-    assert trimmed_nested[whole.digest] is whole
-    assert [each.digest for each in new_middle.children] == [small.digest, whole.digest]
-    assert json.loads(trimmed.manifest.body)["manifests"] == [
-        {"mediaType": INDEX, "digest": new_middle.digest, "size": new_middle.size, "x": 1},
-        {"mediaType": INDEX, "digest": small.digest, "size": small.size, "x": 2},
-    ]
-    assert trimmed.available == (ARM64, AMD64)
-    unchanged = parent(whole)
-    assert trim_index(unchanged, [AMD64], {whole.digest: whole})[0].manifest is unchanged
+def test_of_two_entries_for_one_digest_only_the_wanted_one_stays():
+    """Some images run on several platforms as they are."""
+    source = parse(index(*(child(1, text) for text in ("linux/arm64", "linux/amd64"))))
+    trimmed = trim_index(source, [AMD64]).manifest
+    assert [each.platform for each in trimmed.children] == [AMD64]
+    (entry,) = json.loads(trimmed.body)["manifests"]
+    assert entry["platform"]["architecture"] == "amd64"
 
 
 @pytest.mark.parametrize(
@@ -543,9 +525,9 @@ def test_nested_indexes_are_trimmed_first_and_named_by_their_new_digest():
 def test_an_index_that_would_not_survive_is_refused_only_when_it_changes(extra, words):
     text = json.dumps(index(child(1, "linux/amd64"), child(2, "linux/arm64"), x=0))
     source = parse(text.replace('"x": 0', f'"x": {extra}').encode())
-    assert trim_index(source, [AMD64, ARM64], {})[0].manifest is source
+    assert trim_index(source, [AMD64, ARM64]).manifest is source
     with pytest.raises(ContentError, match=words):
-        trim_index(source, [AMD64], {})
+        trim_index(source, [AMD64])
     with pytest.raises(ContentError, match=words):
         extend_referrers_list(source, source.children)
 
@@ -570,9 +552,9 @@ def test_a_trimmed_index_reads_back_as_what_was_kept(platforms, wanted, extra):
     entries = []
     for number, text in enumerate(platforms):
         entries += [child(number, text), attestation(number + 9, of=number)]
-    trimmed, _ = trim_index(parse({"extra": extra, **index(*entries)}), wanted, {})
+    trimmed = trim_index(parse({"extra": extra, **index(*entries)}), wanted)
     again = parse(trimmed.manifest.body, INDEX, digest=trimmed.manifest.digest)
     assert again == trimmed.manifest._replace(is_trimmed=False)
     if trimmed.matched:
-        assert trim_index(again, wanted, {})[0].manifest is again
+        assert trim_index(again, wanted).manifest is again
         assert json.loads(again.body)["extra"] == extra

@@ -291,10 +291,12 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
     name, keys = hashed_key("a"), Snapshot(TOP, CHILD)
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 7 * HOUR, NOW + 7 * HOUR)):
         with state.known(now) as known:
-            known.record_snapshot(name, keys, known.snapshot(name))
+            known.record_snapshot(name, keys)
             known.record_snapshot(b"", keys)
-            assert known.snapshot(name) == (written, keys)
+            assert known.snapshot(name) == keys
             assert known.snapshot(b"") is None
+        notes = dict(state.sql("SELECT key, at FROM note"))
+        assert notes[b"tag " + name] == written
     with state.known(NOW + 32 * HOUR) as known:
         assert known.snapshot(name) is None
 
@@ -302,7 +304,7 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
 def test_a_look_outlives_every_other_entry(state):
     name = hashed_key("a")
     with state.known() as known:
-        made = ArtifactCheck(0, 0, True, True, 3, b"01234567")
+        made = ArtifactCheck(0, 0, True, 3, b"01234567")
         known.record_artifact_check(name, made)
         known.confirm_blob(A, BLOB)
         known.record_snapshot(name, Snapshot(TOP, TOP))
