@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from _regsync import edge
 from _regsync.config import Config, MappingRule
 from _regsync.errors import Side, SyncError
 from _regsync.oci import Manifest, full_name
@@ -86,7 +87,7 @@ class Audit:
         # It is not trusted about the content of targets, because that is what an audit checks.
         self._state = state
         self._state.load(may_write=False)
-        wall = transport.machine.wall
+        wall = edge.current().wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
         self._discovery = Discovery(transport, self._knowledge, reads_only=True, lock=lock)
         self._referrers = Referrers(

@@ -13,6 +13,7 @@ import os
 
 import anyio
 
+from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, utc_now
 from _regsync.audit import Audit
@@ -52,7 +53,7 @@ async def audit(
 
     async with connected(console) as transport:
         locked_times = lock.first_seen_times() if lock is not None else None
-        wall = transport.machine.wall
+        wall = edge.current().wall
         state = StateFile(config.cache_dir, transport.machine.log)
         first_seen = first_seen_for(config, state, wall, may_write=False, locked_times=locked_times)
         work = Audit(

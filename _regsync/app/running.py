@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
+from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, report_document, utc_now
 from _regsync.config import Config, MappingRule, Registry
@@ -76,7 +77,7 @@ async def run(
         first_seen = first_seen_for(
             config,
             state,
-            transport.machine.wall,
+            edge.current().wall,
             may_write=kind != "plan",
             locked_times=lock.first_seen_times() if lock is not None else None,
         )

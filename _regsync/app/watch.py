@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import anyio.lowlevel
 
-from _regsync import __version__
+from _regsync import __version__, edge
 from _regsync.app.console import Console
 from _regsync.app.environment import connected, listen_for_signals, print_report, utc_now
 from _regsync.app.health import serving
@@ -109,10 +109,7 @@ class Watch:
             self._states[cache_dir] = StateFile(cache_dir, self._news.log)
         locked_times = inputs.lock.first_seen_times() if inputs.lock is not None else None
         self._first_seen = first_seen_for(
-            inputs.config,
-            self._states[cache_dir],
-            self._transport.machine.wall,
-            locked_times=locked_times,
+            inputs.config, self._states[cache_dir], edge.current().wall, locked_times=locked_times
         )
         self._inputs = inputs
 

@@ -20,10 +20,11 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from _regsync import edge
 from _regsync.auth.cloud import (
     ANONYMOUS_LOGIN,
+    Access,
     Answer,
-    CloudEnvironment,
     Found,
     Login,
     Request,
@@ -89,21 +90,19 @@ class Keys(NamedTuple):
         return f"<Keys {self.source!r}>"
 
 
-def is_configured(machine: CloudEnvironment) -> bool:
+def is_configured(access: Access) -> bool:
     """Report whether an environment variable or a file configures AWS credentials.
 
     Raises AuthError or ConfigError if a file is broken.
     """
-    settings = _Settings(machine, None)
+    settings = _Settings(access, None)
     names = (_ACCESS_KEY, _TOKEN_FILE, _CONTAINER_PATH, _CONTAINER_URL, *_PROFILE_NAMES)
     if any(settings.variables.get(name) for name in names):
         return True
     return bool(settings.profile.keys() - _OTHER_SETTINGS)
 
 
-async def log_in(
-    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
-) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
     """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
     Raises AuthError if there are no keys, or if they do not permit it. If `probing_metadata` is
@@ -116,7 +115,7 @@ async def log_in(
     region = ecr_host["region"] if ecr_host else ""
     if is_public:
         region = "us-east-1"  # the only region with an API of ECR Public
-    settings = _Settings(machine, registry.cloud_profile, region)
+    settings = _Settings(access, registry.cloud_profile, region)
     sources: tuple[_Source, ...] = _SOURCES
     if probing_metadata:
         sources = (_from_instance,)
@@ -138,9 +137,9 @@ async def log_in(
     # Where the registry's host is a FIPS endpoint, its API's is too.
     url = settings.url_of(service, region, use_fips=bool(ecr_host and ecr_host["fips"]))
     request = _password_request(service, url, keys.source)
-    request = sign(keys, request, service, region, machine.wall())
+    request = sign(keys, request, service, region, edge.current().wall())
     try:
-        return await ask(machine, request, partial(_read_login, keys.source))
+        return await ask(access, request, partial(_read_login, keys.source))
     except AuthError as error:
         is_refused = error.code == AuthError.code  # not: the service does not answer
         if probing_metadata and is_public and is_refused:
@@ -302,14 +301,14 @@ class _Settings:
     """
 
     def __init__(
-        self, machine: CloudEnvironment, cloud_profile: str | None, registry_region: str = ""
+        self, access: Access, cloud_profile: str | None, registry_region: str = ""
     ) -> None:
-        self.machine = machine
+        self.access = access
         # The values of AWS's environment variables. Names are in lower case and without the prefix
         # AWS_, as in a profile.
         self.variables = {
             name.removeprefix("AWS_").lower(): value
-            for name, value in machine.environ.items()
+            for name, value in edge.current().environ.items()
             if name.startswith("AWS_")
         }
         self.config_file = self.variables.get("config_file") or "~/.aws/config"
@@ -364,8 +363,8 @@ class _Settings:
 
     def read(self, path: str) -> str:
         """Return the text of a file, or an empty text if the file does not exist."""
-        home = self.machine.home or ""
-        data = self.machine.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
+        home = edge.home() or ""
+        data = self.access.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
         return data.decode("utf-8", "replace")
 
     def read_required(self, path: str, source: str, hint: str | None = None) -> str:
@@ -485,7 +484,7 @@ async def _from_container(settings: _Settings) -> Keys | str:
         hint=f"check {source}, which names this address",
         seconds=_CONTAINER_SECONDS,
     )
-    return await ask(settings.machine, request, partial(_read_keys, source))
+    return await ask(settings.access, request, partial(_read_keys, source))
 
 
 async def _from_instance(settings: _Settings) -> Keys | str:
@@ -509,7 +508,7 @@ async def _from_instance(settings: _Settings) -> Keys | str:
         request = Request(
             method, f"{base}/latest/{path}", [header], source=source, seconds=_INSTANCE_SECONDS
         )
-        return await ask(settings.machine, request, read, attempts=1)
+        return await ask(settings.access, request, read, attempts=1)
 
     ttl = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
     roles = "meta-data/iam/security-credentials/"
@@ -548,7 +547,7 @@ async def _assume(
     if STS refuses the request.
     """
     role = fields.get("role_arn", "")
-    session = fields.get("role_session_name") or f"regsync-{settings.machine.wall():.0f}"
+    session = fields.get("role_session_name") or f"regsync-{edge.current().wall():.0f}"
     if not role or not (role + session).isprintable():
         raise _error(f"{source}: AWS_ROLE_ARN or role_arn is missing, or is not text")
     form = {"Version": "2011-06-15", "RoleArn": role, "RoleSessionName": session}
@@ -573,8 +572,8 @@ async def _assume(
         hint="check the role's ARN, and its trust policy",
     )
     if keys is not None:
-        request = sign(keys, request, "sts", settings.region, settings.machine.wall())
-    return await ask(settings.machine, request, partial(_read_keys, role_source))
+        request = sign(keys, request, "sts", settings.region, edge.current().wall())
+    return await ask(settings.access, request, partial(_read_keys, role_source))
 
 
 async def _keys_to_assume(
@@ -638,7 +637,7 @@ async def _from_sso(
     if not (isinstance(token, str) and isinstance(ends, str)):
         raise _error(f"{source}: its SSO login is not readable in {file_name}", hint)
     # Both times are UTC in the same format, so that they can be compared as text.
-    if ends[:_TIME_LENGTH] <= time_text(settings.machine.wall())[:_TIME_LENGTH]:
+    if ends[:_TIME_LENGTH] <= time_text(edge.current().wall())[:_TIME_LENGTH]:
         raise _error(f"{source}: its SSO login ended at {printable(ends, 40)}", hint)
 
     keep_passing_secret(token)
@@ -653,4 +652,4 @@ async def _from_sso(
         source=source,
         hint=hint,
     )
-    return await ask(settings.machine, request, partial(_read_keys, source))
+    return await ask(settings.access, request, partial(_read_keys, source))

@@ -1,7 +1,7 @@
 """Credentials for registries, and the search for them in files and environment variables.
 
 Owns: credentials, the order of their sources, the format of container clients' files.
-May not know: challenges, clouds, sockets. Files and environment variables are arguments.
+May not know: challenges, clouds, sockets.
 Invariants: if a configured source is broken, no other source is used instead (R8). The repr of a
 credential shows no secret.
 Follows: docs/protocol-facts.md sections 3.1 to 3.4 and 7.1.
@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from _regsync import edge
 from _regsync.addresses import is_loopback
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError
@@ -74,11 +75,7 @@ class Credential(NamedTuple):
 
 
 def find_credential(
-    registry: Registry,
-    environ: Mapping[str, str],
-    home: str | None,
-    read: ReadFile,
-    repository: str | None = None,
+    registry: Registry, read: ReadFile, repository: str | None = None
 ) -> Credential | None:
     """Find the credential for a registry. Returns None if no source has a credential.
 
@@ -96,12 +93,12 @@ def find_credential(
     uses_github_token = (auth_type or registry.kind) == "ghcr"
     if uses_github_token:
         tried_sources.append("the environment variable GITHUB_TOKEN")
-        credential = _github_credential(registry, environ)
+        credential = _github_credential(registry)
         if credential is not None:
             return credential
     uses_files = auth_type != "ghcr"  # this type permits only the token in GITHUB_TOKEN
     if uses_files:
-        for file_name, text in _credential_files(environ, home, read):
+        for file_name, text in _credential_files(read):
             tried_sources.append(file_name)
             if text is None:  # there is no such file
                 continue
@@ -127,12 +124,12 @@ def _configured_credential(registry: Registry) -> Credential:
     )
 
 
-def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Credential | None:
+def _github_credential(registry: Registry) -> Credential | None:
     """Return the credential in GITHUB_TOKEN, or None if the variable is not set.
 
     Raises AuthError if the token would be sent over plain HTTP.
     """
-    token = environ.get("GITHUB_TOKEN")
+    token = edge.variable("GITHUB_TOKEN")
     if not token:
         return None
     if registry.scheme != "https" and not is_loopback(registry.host):
@@ -143,28 +140,27 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
             fatal=True,
         )
     # ghcr.io accepts any user name with a token (docs/protocol-facts.md section 7.1).
-    username = environ.get("GITHUB_ACTOR") or "regsync"
+    username = edge.variable("GITHUB_ACTOR") or "regsync"
     return Credential(username, token, found_at="GITHUB_TOKEN")
 
 
-def _credential_files(
-    environ: Mapping[str, str], home: str | None, read: ReadFile
-) -> Iterator[tuple[str, bytes | None]]:
+def _credential_files(read: ReadFile) -> Iterator[tuple[str, bytes | None]]:
     """Yield the name and the content of each credential file of docker and podman.
 
     The content is None if the file does not exist. The order is the order of precedence
     (docs/protocol-facts.md section 3.1). Raises AuthError if a file cannot be read.
     """
-    inline = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
+    inline = (edge.variable("DOCKER_AUTH_CONFIG") or "").encode("utf-8", "surrogateescape")
     yield "the environment variable DOCKER_AUTH_CONFIG", inline or None
 
-    docker_directory = environ.get("DOCKER_CONFIG") or _path_below(home, ".docker")
-    config_directory = environ.get("XDG_CONFIG_HOME") or _path_below(home, ".config")
-    session_directory = environ.get("XDG_RUNTIME_DIR")
+    home = edge.home()
+    docker_directory = edge.variable("DOCKER_CONFIG") or _path_below(home, ".docker")
+    config_directory = edge.variable("XDG_CONFIG_HOME") or _path_below(home, ".config")
+    session_directory = edge.variable("XDG_RUNTIME_DIR")
     user_id = os.getuid() if hasattr(os, "getuid") else 0  # Windows has no numeric user IDs
     session_file = f"/run/containers/{user_id}/auth.json"
     paths = (
-        environ.get("REGISTRY_AUTH_FILE"),
+        edge.variable("REGISTRY_AUTH_FILE"),
         _path_below(docker_directory, "config.json"),
         _path_below(session_directory, "containers", "auth.json") or session_file,
         _path_below(config_directory, "containers", "auth.json"),

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 import anyio
 
+from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
@@ -103,19 +104,11 @@ class Authenticator:
     """
 
     def __init__(
-        self,
-        *,
-        origin: Origin,
-        credential: Credential | CloudLogin | None,
-        fetch: Fetch,
-        now: Callable[[], float],
-        wall: Callable[[], float],
+        self, *, origin: Origin, credential: Credential | CloudLogin | None, fetch: Fetch
     ) -> None:
         self._origin = origin
         self._token_service = f"the token service of {origin.authority}"  # for messages
         self._fetch = fetch
-        self._now = now  # the event loop's clock, in seconds
-        self._wall = wall  # seconds since 1970
 
         # The cloud login that provides the credential when it is needed, or None.
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
@@ -193,7 +186,7 @@ class Authenticator:
         """Start another run: discard what is planned and what has expired, and treat the challenge
         as out of date.
         """
-        now = self._now()
+        now = anyio.current_time()
         ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
         self._drop(ended)
         self._planned.clear()
@@ -329,7 +322,7 @@ class Authenticator:
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         renew_at = math.inf
         if self.cloud_login is not None:  # at least this request is sent before the next renewal
-            renew_at = max(self.cloud_login.renew_at, self._now() + 1.0)
+            renew_at = max(self.cloud_login.renew_at, anyio.current_time() + 1.0)
         self._covering[needed] = Grant(basic, needed, renew_at, renew_at)
 
     def _find_token(self, needed: Scopes, for_body: bool) -> bool:
@@ -340,7 +333,7 @@ class Authenticator:
             grants = [self._grants.get(wanted)]
         is_for_all = self._challenge is not None and self._challenge.scope
         for grant in grants:
-            if grant is None or not _serves(grant, self._now(), for_body):
+            if grant is None or not _serves(grant, anyio.current_time(), for_body):
                 continue
             if wanted <= grant.scopes or is_for_all:
                 self._covering[needed] = grant
@@ -362,7 +355,7 @@ class Authenticator:
         is_for_all = self._challenge is not None and self._challenge.scope
         if self._wants_exact or is_for_all or wanted in self._learnt:
             return wanted
-        now = self._now()
+        now = anyio.current_time()
         grants = self._grants.values()
         live = [grant.scopes for grant in grants if _serves(grant, now, for_body)]
         covered = wanted.union(*live)
@@ -377,7 +370,7 @@ class Authenticator:
         """
         await self._renew_credential()
         wanted = self._with_planned(self._wanted(needed), for_body)
-        began = self._now()
+        began = anyio.current_time()
         used = self.credential
         answer = await self._request_token(wanted, needed)
         # OAuth2 refuses a refresh token with 400 (RFC 6749 section 5.2). A new login of a cloud's
@@ -461,7 +454,7 @@ class Authenticator:
 
         lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
-            lifetime = jwt_lifetime(token, self._wall())
+            lifetime = jwt_lifetime(token, edge.current().wall())
         # A token of unknown lifetime serves requests that can be repeated until it is refused.
         renew_at, renew_before_body = math.inf, began + _SHORTEST_LIFE
         with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
@@ -479,7 +472,7 @@ class Authenticator:
         reason = parse_error_body(answer.body).message
         suffix = f": {printable(reason, _MOST_REASON)}" if reason else ""
         if status in (408, 429) or status >= 500:
-            wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
+            wait = parse_retry_after(answer.headers.get("retry-after"), edge.current().wall())
             message = f"{who} answered {status}{suffix}"
             return RegistryError(message, status=status, retry_after=wait)
 

@@ -11,8 +11,9 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from _regsync import edge
 from _regsync.errors import ConfigError
 from _regsync.text import printable
 
@@ -66,8 +67,6 @@ def make_context(
     client_cert: str | None = None,
     client_key: str | None = None,
     certs_d: tuple[str, ...] = (),
-    *,
-    environ: Mapping[str, str],
 ) -> ssl.SSLContext:
     """Return a client context that trusts the system's authorities and the named ones.
 
@@ -79,7 +78,7 @@ def make_context(
     authorities = [ca_file] if ca_file else own_authorities
 
     context = _new_context()
-    _trust_system(context, environ, is_required=not authorities)
+    _trust_system(context, is_required=not authorities)
     for file in authorities:
         _load(f"ca_file {printable(file)}", context.load_verify_locations, file)
 
@@ -108,9 +107,7 @@ def _new_context() -> ssl.SSLContext:
     return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _trust_system(
-    context: ssl.SSLContext, environ: Mapping[str, str], *, is_required: bool
-) -> None:
+def _trust_system(context: ssl.SSLContext, *, is_required: bool) -> None:
     """Load the system's authorities into a context.
 
     SSL_CERT_FILE and SSL_CERT_DIR each replace only their own default, as in OpenSSL. If neither is
@@ -118,14 +115,14 @@ def _trust_system(
     looks up a certificate. Raises ConfigError if a file or directory that the environment names
     cannot be used, or if `is_required` and no authority can be found.
     """
-    bundle = environ.get("SSL_CERT_FILE")
+    bundle = edge.variable("SSL_CERT_FILE")
     if bundle:
         _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
     if _uses_truststore():  # the context trusts the system's store already
         return
 
     defaults = ssl.get_default_verify_paths()
-    named = environ.get("SSL_CERT_DIR")
+    named = edge.variable("SSL_CERT_DIR")
     for directory in named.split(os.pathsep) if named else ():
         if not os.path.isdir(directory):
             raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")

@@ -18,7 +18,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from urllib.parse import unquote
 
 import anyio
 
-from _regsync import __version__
+from _regsync import __version__, edge
 from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
 from _regsync.auth.challenge import parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin
@@ -94,20 +94,12 @@ _ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.
 
 
 class Machine(NamedTuple):
-    """The parts of the machine that a run uses. Tests replace them."""
+    """What a command gives to its runs, besides the edge. Tests replace it."""
 
-    environ: Mapping[str, str]
-    home: str | None  # the user's home directory
     read: Callable[[str], bytes | None]  # read a file by its path; None if there is no such file
-    chance: Callable[[], float]  # a random number from 0 to 1
-    wall: Callable[[], float]  # seconds since 1970
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
-    open_files: int = 65536  # how many files the process may open, which bounds the permits
     traces: bool = True  # whether `log` shows the level "trace", which has one line per request
-
-    def __repr__(self) -> str:
-        return "<Machine>"  # it holds secrets
 
 
 class Run:
@@ -213,7 +205,7 @@ class Run:
         return HostLimits(
             name,
             self.gate,
-            chance=machine.chance,
+            chance=edge.current().chance,
             log=machine.log,
             timeouts=machine.timeouts,
             # A host that is away has closed its idle connections, or will not read them.
@@ -323,11 +315,7 @@ class RegistryClient:
         self._run = run
         self._per_project = DIALECTS[registry.kind].per_project
         self.authenticator = Authenticator(
-            origin=self.origin,
-            credential=credential,
-            fetch=partial(run.fetch, self),
-            now=anyio.current_time,
-            wall=run.machine.wall,
+            origin=self.origin, credential=credential, fetch=partial(run.fetch, self)
         )
 
         # A password that is refused again and again locks its account.
@@ -373,7 +361,7 @@ class RegistryClient:
         with its body, which may have at most `limit` bytes. Raises SyncError for a status not in
         `ok`.
         """
-        retry = Retry(self._run.machine.chance)
+        retry = Retry(edge.current().chance)
         while True:
             try:
                 async with await self.exchange(call, ok) as response:
@@ -592,7 +580,7 @@ class RegistryClient:
         status, header = response.status, response.headers.get
         if status < 500 and status not in (408, 429):
             return None
-        wall = self._run.machine.wall()
+        wall = edge.current().wall()
         quota = quota_wait(header, wall) if status == 429 else None
         return parse_retry_after(header("retry-after"), wall) if quota is None else quota
 
@@ -639,7 +627,7 @@ class RegistryClient:
         """Let the requests of a lane fail for `seconds`, because the registry asks for a longer wait
         than a run makes. Makes `error` final, and adds the time to its message.
         """
-        end = time.gmtime(self._run.machine.wall() + seconds)
+        end = time.gmtime(edge.current().wall() + seconds)
         moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
         wait = duration_text(seconds)
         error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"

@@ -581,7 +581,7 @@ class World:
     def __init__(self, scheme, kind, login, answers):
         self.script = Script((each,) for each in answers)
         self.wires = []
-        machine = Machine({}, None, lambda _: None, lambda: 0.5, lambda: 1.8e9, mock.Mock())
+        machine = Machine(lambda _: None, mock.Mock())
         transport = Transport(machine)
         transport.pool.dial = self.dial
         who = {"auth_type": "anonymous"}

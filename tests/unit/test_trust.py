@@ -15,6 +15,7 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization as form
 
+from _regsync import edge
 from _regsync.errors import ConfigError
 from _regsync.net import trust
 
@@ -60,7 +61,8 @@ def hashed(directory, ca):
 
 
 def context_of(environ=None, **options):
-    return trust.make_context(environ=environ or {}, **options)
+    with edge.using(edge.current()._replace(environ=environ or {})):
+        return trust.make_context(**options)
 
 
 def server(issued, **settings):
