@@ -429,12 +429,7 @@ class Authenticator:
         return await self._fetch("GET", url, headers, b"")
 
     def _check_realm(self, challenge: Challenge) -> None:
-        check_realm(
-            challenge.realm,
-            self._origin.host,
-            is_http_allowed=self._origin.scheme == "http",
-            has_credentials=not self.is_anonymous,
-        )
+        check_realm(challenge.realm, self._origin, has_credentials=not self.is_anonymous)
 
     def _read_token(self, body: bytes, scopes: Scopes, began: float) -> Grant:
         """Read the answer to a token request that began at this time. Raises AuthError if it has no

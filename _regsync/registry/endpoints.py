@@ -14,6 +14,7 @@ from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
+from _regsync.addresses import resolve_location
 from _regsync.errors import (
     ContentError,
     ListingBroken,
@@ -38,7 +39,7 @@ from _regsync.oci import (
     parse_manifest,
 )
 from _regsync.providers import DIALECTS, api_repository
-from _regsync.registry.client import Call, RegistryClient, resolve_location
+from _regsync.registry.client import Call, RegistryClient
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
 from _regsync.registry.repository import BlobBody, Locked
 from _regsync.registry.upload import Upload, check_stored_digest
