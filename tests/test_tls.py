@@ -115,7 +115,10 @@ def names_shown(context: ssl.SSLContext) -> list[str]:
 # Certificates.
 
 PAST = datetime.datetime(2021, 1, 1, tzinfo=datetime.timezone.utc)
-REFUSED, CHECK = "this client's certificate", "which authority"
+REFUSED, CHECK = (
+    "failed: tlsv1 alert unknown ca|failed: sslv3 alert certificate expired",
+    "an authority that",
+)
 
 
 @pytest.mark.process
@@ -124,7 +127,7 @@ REFUSED, CHECK = "this client's certificate", "which authority"
 @pytest.mark.parametrize(
     ("client", "words", "remedy"),
     [
-        pytest.param(None, "TLS handshake|client certificate", "client certificate|certs.d", id="none"),
+        pytest.param(None, "handshake failure|certificate required", "certs.d", id="none"),
         pytest.param({"by": trustme.CA()}, REFUSED, CHECK, id="of-an-unknown-authority"),
         pytest.param({"not_after": PAST}, REFUSED, CHECK, id="expired"),
     ],
@@ -253,7 +256,7 @@ def test_what_podman_trusts_and_shows_needs_no_configuration(scene):
     assert set(shown) == {"alice.example"}
 
     scene.certs_d(server, scene.client("stranger", trustme.CA()), "a")  # the first pair by name
-    assert REFUSED in scene.copy(server).err
+    assert re.search(REFUSED, scene.copy(server).err)
     alice = scene.client("alice")
     assert scene.copy(server, **alice).status == 0, "whose authority is still in the directory"
     (directory / "ca.crt").write_text("junk")
@@ -468,7 +471,7 @@ def challenge(value: str) -> bytes:
             "(407), it accepts NTLM", "accepts Basic", id="repeats-the-login"),
         pytest.param(challenge(f"{GATE_SECRET} realm=x"), "(407)", "accepts Basic", id="repeats-the-password"),
         pytest.param(OPEN + NASTY, "was used", None, id="speaks-out-of-turn"),
-        pytest.param(OPEN, "TLS handshake (waited for 15s)", "plain HTTP", id="tunnel-leads-nowhere"),
+        pytest.param(OPEN, "in violation of protocol (waited for 15s)", "plain HTTP", id="tunnel-leads-nowhere"),
     ],
 )  # fmt: skip
 async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(

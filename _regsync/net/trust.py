@@ -226,67 +226,40 @@ def _load(setting: str, load: Callable[..., None], *files: str, **options: str) 
 
 # Hints for failures.
 
-_CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
-
-_AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
-
-_NAME = "use a name in the certificate, or have it reissued"
-
-_PLAIN = "write http:// before the host if it serves plain HTTP"
-
 CLIENT_CERT_HINT = (
-    "give client_cert and client_key of the registry,"
-    " or put the pair into a container client's certs.d"
+    "give client_cert and client_key of the registry, or put the pair into a container client's"
+    " certs.d; an authority that the registry accepts for clients must have issued it"
 )
 
-_CLIENT = (
-    "check client_cert and client_key of the registry, and which authority it accepts for clients"
-)
-
-_PURPOSE = "have the certificate reissued for serverAuth"
-
-_STRONG = "have the certificate reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
-
-_VERSION = "enable TLS 1.2 or newer there"
-
-_HANDSHAKE = "check whether it requires a client certificate or other ciphers"
-
-# Kinds of TLS failures: a pattern, what follows the host's name in the message, and a hint. The
-# pattern matches the number of a verification error in OpenSSL's x509_vfy.h, or the name of any
-# other error. The first match is used. Plain HTTP that is read as a TLS record has different names
-# in OpenSSL 1.1.1, 3.0 and 3.2. Go sends BAD_CERTIFICATE even if it received no certificate.
-_FAILURES = (
-    ("9", "is not trusted: its certificate is not valid yet", _CLOCK),
-    ("10", "is not trusted: its certificate has expired", _CLOCK),
-    ("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
-    ("2|19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY),
-    ("26", "is not trusted: its certificate is not meant for a server", _PURPOSE),
-    ("66|67|68", "is not trusted: its certificate, or the authority's, is too weak", _STRONG),
-    ("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
-    ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
-    (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", CLIENT_CERT_HINT),
-    (".*ALERT_BAD_CERTIFICATE", "refused this client's certificate, or the lack of one", _CLIENT),
+# A pattern and its hint. The pattern matches the number of a verification error in OpenSSL's
+# x509_vfy.h, or the name of any other error. Plain HTTP that is read as a TLS record has different
+# names in OpenSSL 1.1.1, 3.0 and 3.2. A peer that misses a client certificate says so only from TLS
+# 1.3 on, and Go's says BAD_CERTIFICATE.
+_HINTS = (
+    ("9|10", "check this host's clock; if it is right, the registry's certificate must be renewed"),
     (
-        ".*ALERT_(UNKNOWN_CA|ACCESS_DENIED|.*CERTIFICATE.*)",
-        "refused this client's certificate",
-        _CLIENT,
+        "2|18|19|20|21",
+        "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE",
     ),
-    (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", _VERSION),
-    (".*HANDSHAKE_FAILURE", "refused the TLS handshake", _HANDSHAKE),
-    (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
+    (
+        "WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*|.*EOF.*",
+        "write http:// before the host if it serves plain HTTP",
+    ),
+    (".*ALERT_(.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)", CLIENT_CERT_HINT),
 )
 
 
 def explain(error: OSError, host: str) -> tuple[str, str | None]:
-    """Return one line that says why TLS with `host` failed, and a hint, or None if no hint is
-    known.
+    """Return one line that says why TLS with `host` failed, in the words of the TLS library, and a
+    hint, or None if no hint is known.
     """
     # An error of verification is known by the number in `verify_code`, another one by OpenSSL's name
     # in `reason`, and one without such a name by its class, such as SSLEOFError.
-    reason = getattr(error, "reason", None) or type(error).__name__
-    code = str(getattr(error, "verify_code", reason))
-    for pattern, problem, hint in _FAILURES:
-        if re.fullmatch(pattern, code):
-            return f"{host} {problem}", hint
-    message = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
-    return f"TLS with {host} failed: {printable(message, 200)}", None
+    reason = getattr(error, "reason", None)
+    code = str(getattr(error, "verify_code", reason or type(error).__name__))
+    hint = next((hint for pattern, hint in _HINTS if re.fullmatch(pattern, code)), None)
+    verdict = getattr(error, "verify_message", None)
+    if verdict:
+        return f"{host} is not trusted: {printable(verdict, 200)}", hint
+    words = reason.replace("_", " ").lower() if reason else error.strerror or code
+    return f"TLS with {host} failed: {printable(words, 200)}", hint
