@@ -306,7 +306,7 @@ async def test_a_peer_that_hangs_up_on_http(ends: Ends) -> None:
     ends.check(
         await ends.copy(target=target),
         "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (waited for 15s)",
-        "write https://T if it serves HTTPS",
+        None,
         T=target,
     )
 
@@ -318,7 +318,7 @@ async def test_a_peer_that_says_that_it_wants_https(ends: Ends) -> None:
     ends.check(
         await ends.copy(source=source),
         f"SOURCE_ERROR: fetch manifest S/app:v1: status 400: {words}",
-        "write https://S if it serves HTTPS",
+        None,
         S=source,
     )
 

@@ -24,19 +24,7 @@ from conformance.memory import Link, MemoryConnection, Place
 from conformance.messages import Request, Response
 from conformance.registry import App
 from conformance.tokens import TokenService
-from tests.ends import (
-    Peer,
-    Ran,
-    Start,
-    Talk,
-    Virtual,
-    basic,
-    document,
-    held,
-    run_regsync,
-    started,
-    tags,
-)
+from tests.ends import Peer, Ran, Start, Virtual, basic, document, held, run_regsync, started, tags
 
 USER, SECRET = "robot", "reg-c4nary"
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
@@ -151,40 +139,6 @@ def test_a_registry_that_refuses_our_certificate_is_told_with_a_remedy(
     assert re.search(words, failed)
     assert re.search(f"^hint: .*({remedy})", hint)
     assert server.journal.entries == []
-
-
-async def test_the_hint_for_a_tls_registry_on_loopback_is_a_reference_as_it_is(world):
-    async def breaks_plain_http(peer: Peer) -> None:
-        await peer.head()
-        peer.reset()
-
-    world.network.attach(Talk(breaks_plain_http, 5000))
-    world.listen(App(), "127.0.0.1", port=5001)
-    words = ("copy", "--no-artifacts", "127.0.0.1:5000/app:v1", "127.0.0.1:5001/app")
-    ran = await world.run(*words)
-    assert ran.status == 2
-    (hint,) = re.findall("hint: .*(https://127.0.0.1:5000)", ran.err)
-
-    secure = world.listen(App(), "127.0.0.1", port=5000, scheme="https")
-    Seed(1).image().load_into(secure.app, "app", "v1")
-    ran = await world.run("copy", "--no-artifacts", f"{hint}/app:v1", "127.0.0.1:5001/app")
-    assert (ran.status, ran.err) == (0, "")
-    assert ran.out.startswith("synced 127.0.0.1:5000/app:v1 -> 127.0.0.1:5001/app:v1 ")
-    ran = await world.run("tags", f"{hint}/app")
-    assert (ran.status, ran.out) == (0, "v1\n")
-
-
-@pytest.mark.parametrize(
-    "words", ["No required SSL certificate was sent", "The SSL certificate error"]
-)
-async def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(world, words):
-    """It lets everybody shake hands, and answers each request with a page."""
-    nginx, target = world.listen(App(), "nginx.test", scheme="https"), world.registry("target.test")
-    page = f"<html><head><title>400 {words}</title></head></html>".encode()
-    nginx.app.intercept = lambda request: Response(400, [("Content-Type", "text/html")], page)
-    ran = await world.copy(nginx, target)
-    assert ran.status == 2
-    assert "certs.d" in ran.err.splitlines()[1]
 
 
 @pytest.mark.process

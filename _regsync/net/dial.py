@@ -78,7 +78,6 @@ async def open_stream(
 async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
     """Connect to a port of a host. Raises ConnectFailed if there is no connection in time."""
     authority = Origin("", host, port).authority
-    brief = f"no connection within {timeouts.connect:g} s"
     message = f"no connection to {authority} within {timeouts.connect:g} s"
     cause: OSError | None = None
     try:
@@ -98,10 +97,10 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
         raise failure from error
     except OSError as error:
         cause = error
-        brief = printable(error.strerror or str(error), 100).lower()
-        message = f"no connection to {authority}: {brief}"
+        reason = printable(error.strerror or str(error), 100).lower()
+        message = f"no connection to {authority}: {reason}"
     hint = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
-    raise ConnectFailed(message, brief=brief, hint=hint) from cause
+    raise ConnectFailed(message, hint=hint) from cause
 
 
 async def _start_tls(

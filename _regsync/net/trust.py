@@ -226,7 +226,7 @@ def _load(setting: str, load: Callable[..., None], *files: str, **options: str) 
 
 # Hints for failures.
 
-CLIENT_CERT_HINT = (
+_CLIENT_CERTIFICATE = (
     "give client_cert and client_key of the registry, or put the pair into a container client's"
     " certs.d; an authority that the registry accepts for clients must have issued it"
 )
@@ -245,7 +245,7 @@ _HINTS = (
         "WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*|.*EOF.*",
         "write http:// before the host if it serves plain HTTP",
     ),
-    (".*ALERT_(.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)", CLIENT_CERT_HINT),
+    (".*ALERT_(.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)", _CLIENT_CERTIFICATE),
 )
 
 

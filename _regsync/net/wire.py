@@ -371,9 +371,8 @@ class Connection:
             text = f"{self._authority} moved nothing for {self.timeouts.idle:g} s"
             self.close(TimedOut(text))
             return
-        within = f"within {self._head_seconds:g} s"
-        text = f"no answer from {self._authority} {within}"
-        self.close(TimedOut(text, brief=f"no answer {within}"))
+        text = f"no answer from {self._authority} within {self._head_seconds:g} s"
+        self.close(TimedOut(text))
 
     def is_alive(self) -> bool:
         """Report, without waiting, whether the peer has neither closed an idle connection nor sent

@@ -44,7 +44,6 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
-from _regsync.net.trust import CLIENT_CERT_HINT
 from _regsync.net.wire import Header, Pieces, Pool, Request, Response, Timeouts, parse_retry_after
 from _regsync.providers import DIALECTS, api_host
 from _regsync.registry.limits import (
@@ -325,12 +324,6 @@ class RegistryClient:
         # The error with which all further requests with this credential fail in this run.
         self._stop_error: SyncError | None = None
 
-        # The hint if the registry is configured with http, but may serve only https.
-        self._https_hint: str | None = None
-        if registry.scheme == "http":
-            secure = self.origin._replace(scheme="https")
-            self._https_hint = f"write {secure} if it serves HTTPS"
-
     def begin_run(self) -> None:
         """Prepare for another run, which tries the credential again."""
         self.is_used = False
@@ -473,7 +466,8 @@ class RegistryClient:
                 )
         except WireError as error:
             if error.side is None:  # otherwise the source of the body has failed, not this host
-                self._explain(error, origin)
+                if origin != self.origin:
+                    error.message += f" (a Location of {self.key} leads there)"
                 self._record_failure(exchange, error)
             raise
         if self._run.machine.traces:
@@ -591,15 +585,6 @@ class RegistryClient:
         elif host.is_out:  # otherwise it says nothing: a registry may refuse a body so
             error.away = host
 
-    def _explain(self, error: WireError, origin: Origin) -> None:
-        """Say of a failed request what its message does not."""
-        if origin != self.origin:
-            error.message += f" (a Location of {self.key} leads there)"
-        # A host that disconnects or breaks the protocol may serve only https.
-        is_breach = not isinstance(error, ConnectFailed | TimedOut)
-        if is_breach and not self.limits.has_answered:
-            error.hint = self._https_hint or error.hint
-
     def refusal(self, exchange: Exchange) -> RegistryError:
         """Return the error for an answer whose body has been read, and record what it says of its
         host: that a proxy could not reach it, or that it asks for a long wait.
@@ -645,24 +630,12 @@ class RegistryClient:
             digests=frozenset(digests),
             retry_after=self._asked_wait(response),
         )
-        error.hint = self._hint(status, response.body)
-        return error
-
-    def _hint(self, status: int, body: bytes) -> str | None:
-        """Return a hint for a refusal, or None if no hint is known for its status and body."""
         login = self.authenticator
         if status == 429 and login.is_anonymous:
-            return f"{login.login_hint}, for a higher limit"
-        if status in (401, 403):
-            return login.denied_hint
-        if status != 400:
-            return None
-        # nginx writes this if it requires a client certificate.
-        if b"SSL certificate" in body:
-            return CLIENT_CERT_HINT
-        # Go and nginx write this if a request with http arrives at a port for https. The answer to
-        # a HEAD has no text.
-        return self._https_hint if not body or b"HTTPS" in body else None
+            error.hint = f"{login.login_hint}, for a higher limit"
+        elif status in (401, 403):
+            error.hint = login.denied_hint
+        return error
 
 
 def mask_signature(path: str) -> None:

@@ -415,8 +415,8 @@ ALERT.reason = "TLSV1_ALERT_UNKNOWN_CA"
 @pytest.mark.parametrize(
     ("error", "message", "is_retried"),
     [
-        (ssl.SSLEOFError(8, "EOF occurred"), "registry.test closed the connection during the TLS", True),
-        (ALERT, "registry.test refused this client's certificate", False),
+        (ssl.SSLEOFError(8, "EOF occurred"), "TLS with registry.test failed: EOF occurred", True),
+        (ALERT, "failed: tlsv1 alert unknown ca", False),
         (ConnectionResetError(104, "Connection reset by peer"), "failed: Connection reset", True),
         (ValueError("no such name"), "TLS with registry.test cannot begin: no such name", True),
         (None, "the TLS handshake with registry.test took longer than 10 s", True),
