@@ -1,6 +1,7 @@
 """Which authorities are trusted, which certificates are shown, and why TLS failed.
 
-Invariants: a file that the user named is used, or is an error; no other file replaces it. A caller
+Invariants: a file that the user named is used, or is an error; no other file replaces it. Of the
+directories in SSL_CERT_DIR those that OpenSSL can read by hashed names are used. A caller
 keeps the contexts that it made, because reading a bundle of authorities takes 30 ms.
 Follows: docs/design.md section 9 ("Trust"), docs/protocol-facts.md section 8.2.
 """
@@ -112,8 +113,8 @@ def _trust_system(context: ssl.SSLContext, *, is_required: bool) -> None:
 
     SSL_CERT_FILE and SSL_CERT_DIR each replace only their own default, as in OpenSSL. If neither is
     set, one default is enough: a directory is preferred, because OpenSSL reads from it only if it
-    looks up a certificate. Raises ConfigError if a file or directory that the environment names
-    cannot be used, or if `is_required` and no authority can be found.
+    looks up a certificate. Raises ConfigError if a file that the environment names cannot be used,
+    or if `is_required` and no authority can be found.
     """
     bundle = edge.variable("SSL_CERT_FILE")
     if bundle:
@@ -123,9 +124,6 @@ def _trust_system(context: ssl.SSLContext, *, is_required: bool) -> None:
 
     defaults = ssl.get_default_verify_paths()
     named = edge.variable("SSL_CERT_DIR")
-    for directory in named.split(os.pathsep) if named else ():
-        if not os.path.isdir(directory):
-            raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
     searched = named.split(os.pathsep) if named else [defaults.openssl_capath]
     directories = list(filter(_is_hashed, searched))
     for directory in directories:
@@ -133,11 +131,6 @@ def _trust_system(context: ssl.SSLContext, *, is_required: bool) -> None:
     if bundle or (directories and not named):
         return
 
-    if named and not directories:
-        raise ConfigError(
-            f"SSL_CERT_DIR={named} holds no hashed certificate names",
-            hint="run `openssl rehash` on the directory, or unset SSL_CERT_DIR",
-        )
     for file in (defaults.openssl_cafile, *(() if named else _BUNDLES)):
         if os.path.isfile(file):
             _load(f"the bundle {file}", context.load_verify_locations, file)
@@ -172,23 +165,13 @@ def _restrict_protocol(context: ssl.SSLContext) -> None:
 def _show_pairs(context: ssl.SSLContext, files: tuple[str, ...]) -> None:
     """Have a context show the client certificates among `files`, each with the key beside it.
 
-    Raises ConfigError if a certificate has no key, or a key no certificate.
+    Raises ConfigError if a certificate has no key.
     """
     # Of several certificates with the same type of key, OpenSSL uses the one that was loaded last.
     # Load in reverse order, so that the first by name is used.
     for path in reversed(files):
-        stem, _, kind = path.rpartition(".")
-        if kind not in ("cert", "key"):
-            continue
-        partner = f"{stem}.key" if kind == "cert" else f"{stem}.cert"
-        if partner not in files:
-            raise ConfigError(
-                f"{printable(path)} has no {printable(os.path.basename(partner))} beside it",
-                hint="name a client's certificate and key *.cert and *.key,"
-                " and an authority's certificate *.crt",
-            )
-        if kind == "cert":  # each pair once
-            _show_certificate(context, path, partner)
+        if path.endswith(".cert"):
+            _show_certificate(context, path, f"{path.removesuffix('.cert')}.key")
 
 
 def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
