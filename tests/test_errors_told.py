@@ -385,10 +385,10 @@ PROXIES = {
         "the proxy http://P did not open a tunnel: no answer from P within 60 s (waited for 15s)", PROXY),
     "wants a login": (NO_LOGIN, "",
         "the proxy http://P refused a tunnel to S:443 (407)",
-        "put user and password into the proxy's URL, percent-encoded"),
+        "put user and password into the proxy's URL, percent-encoded; the proxy has to accept Basic"),
     "refuses the login": (NO_LOGIN, f"{USER}:{SECRET}@",
         "the proxy http://P refused a tunnel to S:443 (407)",
-        "check the user and password in the proxy's URL"),
+        "put user and password into the proxy's URL, percent-encoded; the proxy has to accept Basic"),
     "forbids the host": (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "",
         "the proxy http://P refused a tunnel to S:443 (403)", PROXY),
 }  # fmt: skip
