@@ -18,7 +18,7 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from _regsync import edge
 from _regsync.auth.cloud import (
@@ -190,7 +190,8 @@ def endpoint(service: str, region: str, *, use_fips: bool) -> str:
 
 
 def sign(keys: Keys, request: Request, service: str, region: str, now: float) -> Request:
-    """Return a request with its date, session token and signature as headers (section 4.4).
+    """Return a request with its date, session token and signature as headers (section 4.4). Its URL
+    has no path but `/`, and no query.
 
     `now` is the time in seconds since 1970. The service accepts the signature for five minutes.
     """
@@ -199,21 +200,16 @@ def sign(keys: Keys, request: Request, service: str, region: str, now: float) ->
     if keys.session_token:
         headers.append(("X-Amz-Security-Token", keys.session_token))
 
-    url = urlsplit(request.url)
     # Lower-case names in order, and values without surplus blanks, as the service will hash them.
     signed_headers = sorted(
-        (name.lower(), " ".join(value.split())) for name, value in [("host", url.netloc), *headers]
+        (name.lower(), " ".join(value.split()))
+        for name, value in [("host", urlsplit(request.url).netloc), *headers]
     )
     names = ";".join(name for name, _ in signed_headers)
-    # The parameters are sorted in their encoded form.
-    query = sorted(
-        (quote(name, "~"), quote(value, "~"))
-        for name, value in parse_qsl(url.query, keep_blank_values=True)
-    )
     canonical_request = (
         request.method,
-        quote(url.path, "/~") or "/",
-        "&".join(f"{name}={value}" for name, value in query),
+        "/",
+        "",  # the query
         *(f"{name}:{value}" for name, value in signed_headers),
         "",  # an empty line ends the headers
         names,
@@ -492,9 +488,7 @@ async def _from_instance(settings: _Settings) -> Keys | str:
 
     Whatever fails, this machine may just have no role.
     """
-    mode = settings.variables.get("ec2_metadata_service_endpoint_mode", "")
-    address = "[fd00:ec2::254]" if mode.lower() == "ipv6" else "169.254.169.254"
-    base = settings.variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
+    base = settings.variables.get("ec2_metadata_service_endpoint") or "http://169.254.169.254"
     base = base.rstrip("/")
     source = f"the EC2 metadata service at {shown_host(base)}"
     if settings.is_set("ec2_metadata_disabled"):
@@ -584,8 +578,6 @@ async def _keys_to_assume(
     Raises AuthError if there are no keys. `referrers` ends with the profile's name (see
     `_from_profile`).
     """
-    if "mfa_serial" in profile:
-        raise _error(f"{source} has mfa_serial, and regsync cannot ask for a code", _EXPORT_HINT)
     source_profile = profile.get("source_profile")
     credential_source = profile.get("credential_source", "")
     sources: dict[str, _Source] = {
@@ -617,16 +609,10 @@ async def _from_sso(
     session_name = profile.get("sso_session", "")
     session = settings.sections.get(f"sso-session {session_name}", {})
     fields = {**profile, **session}
-    missing_or_different: list[str] = []
-    for field in ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name"):
-        value = fields.get(field)
-        is_different = field in profile and profile[field] != value
-        if not value or is_different:
-            missing_or_different.append(field)
-    if missing_or_different:
-        raise _error(
-            f"{source}: missing, or different in its sso-session: {', '.join(missing_or_different)}"
-        )
+    required = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
+    missing = [field for field in required if not fields.get(field)]
+    if missing:
+        raise _error(f"{source}: missing: {', '.join(missing)}")
 
     hint = f"run `aws sso login --profile {printable(name, 60)}`"
     # The token that `aws sso login` has stored. A token that has ended is not renewed here.
