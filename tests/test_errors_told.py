@@ -32,7 +32,7 @@ ANONYMOUS = (
     "a missing repository may look like a private one"
 )
 UNREACHED = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
-PROXY = "check the proxy, which HTTPS_PROXY names; list hosts to reach without it in NO_PROXY"
+PROXY = "check the proxy, which HTTPS_PROXY names"
 WRONG = "check the user name, and whether the password or token has expired or lacks rights"
 PLAIN = "write http:// before the host if it serves plain HTTP"
 RIGHTS = "check which rights the credentials (credentials of registry 'it') have there"

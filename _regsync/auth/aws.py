@@ -24,7 +24,6 @@ from _regsync import edge
 from _regsync.auth.cloud import (
     ANONYMOUS_LOGIN,
     Access,
-    Answer,
     Found,
     Login,
     Request,
@@ -36,6 +35,7 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from _regsync.errors import AuthError
+from _regsync.net.wire import Response
 from _regsync.text import json_object, keep_passing_secret, printable, time_text
 
 # The suffixes of host names in AWS's partitions, by the prefix of their regions' names (section
@@ -246,7 +246,7 @@ def _parse_fields(body: bytes) -> dict[str, object]:
     return fields
 
 
-def _read_login(source: str, answer: Answer) -> Login | None:
+def _read_login(source: str, answer: Response) -> Login | None:
     """Return the user name and the password in an answer to GetAuthorizationToken, or None.
 
     `source` names the source of the keys.
@@ -261,7 +261,7 @@ def _read_login(source: str, answer: Answer) -> Login | None:
     return Login(Credential(user, password, found_at=source), expires)
 
 
-def _read_keys(source: str, answer: Answer) -> Keys | None:
+def _read_keys(source: str, answer: Response) -> Keys | None:
     """Return the AWS keys in an answer, or None."""
     return _keys_in(source, _parse_fields(answer.body))
 
@@ -495,7 +495,7 @@ async def _from_instance(settings: _Settings) -> Keys | str:
         return f"{source} (AWS_EC2_METADATA_DISABLED)"
 
     async def fetch(
-        method: str, path: str, header: Pair, read: Callable[[Answer], Found | None]
+        method: str, path: str, header: Pair, read: Callable[[Response], Found | None]
     ) -> Found:
         _, secret = header  # or the lifetime of a token to come
         keep_passing_secret(secret)

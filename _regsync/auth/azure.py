@@ -21,7 +21,6 @@ from _regsync import edge
 from _regsync.auth.cloud import (
     ANONYMOUS_LOGIN,
     Access,
-    Answer,
     Login,
     Request,
     ask,
@@ -31,6 +30,7 @@ from _regsync.auth.cloud import (
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
+from _regsync.net.wire import Response
 from _regsync.text import json_object, keep_passing_secret, printable
 
 # Environment variables, each of which selects a source of an identity.
@@ -409,7 +409,7 @@ def _for_audience(request: Request, audience: str) -> Request:
     return request._replace(body=request.body + f"&{scope}".encode())
 
 
-def _field(name: str, answer: Answer) -> str | None:
+def _field(name: str, answer: Response) -> str | None:
     """Return a text in an answer's JSON object. Returns None if there is none."""
     value = (json_object(answer.body) or {}).get(name)
     return value if isinstance(value, str) else None

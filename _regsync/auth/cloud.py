@@ -12,7 +12,7 @@ import json
 import math
 import re
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -23,27 +23,16 @@ from _regsync.addresses import is_loopback
 from _regsync.auth.credentials import Credential, Pair, ReadFile, find_credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, SyncError, WireError
-from _regsync.net.wire import parse_retry_after
+from _regsync.net.wire import Response, parse_retry_after
 from _regsync.text import clean_beginning, printable
 
 Found = TypeVar("Found")
 
 
-class Answer(NamedTuple):
-    """The answer of a login service."""
-
-    status: int
-    headers: Mapping[str, str]  # names are lower case
-    body: bytes
-
-    def __repr__(self) -> str:
-        return f"<Answer {self.status}>"  # the body may contain secrets
-
-
 # A function that sends one request to a login service, and follows no redirects. Its arguments are
 # method, URL, headers, body, and the seconds of the whole exchange (None: only the connection's
-# time-outs). Raises SyncError if there is no answer.
-Fetch = Callable[..., Awaitable[Answer]]
+# time-outs). Returns the answer, whose body has been read. Raises SyncError if there is none.
+Fetch = Callable[..., Awaitable[Response]]
 
 
 class Login(NamedTuple):
@@ -138,7 +127,7 @@ class Request(NamedTuple):
 async def ask(
     access: Access,
     request: Request,
-    read: Callable[[Answer], Found | None],
+    read: Callable[[Response], Found | None],
     attempts: int = ATTEMPTS,
 ) -> Found:
     """Send a request to a login service, and return what `read` finds in an answer of status 200.
@@ -193,7 +182,7 @@ def _may_pass(status: int, refusal: str, request: Request) -> bool:
     return is_incomplete or re.search(_BUSY, refusal) is not None
 
 
-def _refusal(answer: Answer) -> str:
+def _refusal(answer: Response) -> str:
     """Return the status of a useless answer, and the first two reasons that it gives."""
     text = clean_beginning(answer.body, _MOST_SEARCHED)
     name = answer.headers.get("x-amzn-errortype", "")  # AWS may name the error in a header

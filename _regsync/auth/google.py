@@ -19,19 +19,11 @@ from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from _regsync import edge
-from _regsync.auth.cloud import (
-    ATTEMPTS,
-    Access,
-    Answer,
-    Login,
-    Request,
-    ask,
-    first_found,
-    shown_host,
-)
+from _regsync.auth.cloud import ATTEMPTS, Access, Login, Request, ask, first_found, shown_host
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError
+from _regsync.net.wire import Response
 from _regsync.text import json_object, keep_passing_secret, mask_unless_word, one_line, printable
 
 _FILE_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -174,7 +166,7 @@ async def _log_in_by_metadata(access: Access, *, is_probe: bool) -> Login | str:
     if edge.variable("NO_GCE_CHECK") == "true":
         return f"{source}: not asked because of NO_GCE_CHECK"
 
-    def read(answer: Answer) -> Login | None:
+    def read(answer: Response) -> Login | None:
         # Outside of Google's cloud, another server may have this address.
         if answer.headers.get("metadata-flavor") != "Google":
             raise AuthError(f"{source}: the answer is not Google's")
@@ -192,7 +184,7 @@ async def _log_in_by_metadata(access: Access, *, is_probe: bool) -> Login | str:
 
 
 def _read_login(
-    answer: Answer, now: float, source: str, requested_life: object = None
+    answer: Response, now: float, source: str, requested_life: object = None
 ) -> Login | None:
     """Return the registry login with the access token in an answer, or None if it has none.
 
@@ -348,7 +340,7 @@ class _CredentialFile(NamedTuple):
         """Send a token request. Errors name this file, its type and the service's host."""
         source = f"{self.name}, {self.fields['type']} at {urlsplit(request.url).netloc}"
 
-        def read(answer: Answer) -> Login | None:
+        def read(answer: Response) -> Login | None:
             return _read_login(answer, edge.current().wall(), source, requested_life)
 
         return await ask(self.access, request._replace(source=source), read)

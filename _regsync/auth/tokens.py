@@ -26,7 +26,7 @@ import anyio
 from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
-from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
+from _regsync.auth.cloud import CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential
 from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.wire import Response, parse_retry_after
@@ -115,7 +115,7 @@ class Authenticator:
         self.credential = Credential()
         self._set_credential(credential if isinstance(credential, Credential) else Credential())
         self._rejected: Credential | None = None  # was refused; only a cloud may replace it
-        self._refusal: SyncError | None = None  # ends all logins of this run
+        self.refusal: SyncError | None = None  # ends all logins of this run
 
         # The challenge that each request answers. None until the registry has sent one. Its scope
         # is empty, unless one scope is for all repositories (ECR Public: `aws`).
@@ -194,7 +194,7 @@ class Authenticator:
         self._working.clear()
         self._is_challenge_confirmed = False
         # The account may have been unlocked since the last run.
-        self._rejected = self._refusal = None
+        self._rejected = self.refusal = None
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run will use a repository, so that the next token request names it too.
@@ -256,8 +256,8 @@ class Authenticator:
         attempts_before = self._attempts
         key = self._lock_key(needed)
         async with self._locks[key]:
-            if self._refusal is not None:
-                raise self._refusal.copy_without_context()
+            if self.refusal is not None:
+                raise self.refusal.copy_without_context()
             attempt, failure = self._failures.get(needed, (0, None))
             if failure is not None and attempt > attempts_before:
                 raise failure.copy_without_context() from failure
@@ -273,7 +273,7 @@ class Authenticator:
             except SyncError as error:
                 is_final = isinstance(error, AuthError) and error.fatal
                 if is_final:
-                    self._refusal = error
+                    self.refusal = error
                 if not (self._is_challenge_confirmed or error.retryable or is_final):
                     # The challenge was saved by an earlier run, and no longer leads to a login. The
                     # registry answers a request without a login with the current one.
@@ -397,7 +397,7 @@ class Authenticator:
         else:
             raise self._token_error(answer, wanted, needed)
 
-    async def _request_token(self, wanted: Scopes, needed: Scopes) -> Answer:
+    async def _request_token(self, wanted: Scopes, needed: Scopes) -> Response:
         """Send a token request: by POST with a refresh token (docs/protocol-facts.md section 2.4),
         else by GET with a password or anonymously (section 2.3).
         """
@@ -457,7 +457,7 @@ class Authenticator:
             renew_at = renew_before_body = began + seconds * _RENEW_AT
         return Grant(f"Bearer {token}", scopes, renew_at, renew_before_body)
 
-    def _token_error(self, answer: Answer, wanted: Scopes, needed: Scopes) -> SyncError:
+    def _token_error(self, answer: Response, wanted: Scopes, needed: Scopes) -> SyncError:
         """Return the error for an error status of the token service: a RegistryError if a later
         attempt may succeed, otherwise an AuthError.
         """
@@ -537,8 +537,8 @@ class Authenticator:
                 self._covering.clear()
                 # A new login of a cloud's identity that was never let in would be refused too.
                 if self.cloud_login is None or not self.was_accepted:
-                    self._refusal = self._refused_error(self._origin.authority)
-                    raise self._refusal.copy_without_context()
+                    self.refusal = self._refused_error(self._origin.authority)
+                    raise self.refusal.copy_without_context()
             return may_help
         if sent is not None and is_current:
             # Other tokens for the same are older, and have probably ended too.

@@ -29,7 +29,7 @@ import anyio
 from _regsync import __version__, edge
 from _regsync.addresses import Origin, check_foreign, resolve_location
 from _regsync.auth.challenge import parse_error_body
-from _regsync.auth.cloud import Answer, CloudLogin
+from _regsync.auth.cloud import CloudLogin
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.tokens import NEEDED, Authenticator, Scopes, says_login_ended
 from _regsync.config import Registry
@@ -138,7 +138,7 @@ class Run:
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send a request to a login service, under no permit (I8). No redirect is followed (R2).
 
         `client` is that of the registry which names the service, None for a cloud's own service,
@@ -181,7 +181,7 @@ class Run:
 
     async def _ask(
         self, origin: Origin, request: Request, seconds: float | None, *, is_foreign: bool
-    ) -> Answer:
+    ) -> Response:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`, if they are given."""
         with anyio.move_on_after(seconds):
             async with await self.pool.exchange(origin, request, is_foreign=is_foreign) as response:
@@ -189,8 +189,8 @@ class Run:
                 # anybody who knows it.
                 trace = f"{request.method} {origin} -> {response.status}"
                 self.machine.log("trace", "request", trace)
-                content = await response.read(_LARGEST_TOKEN_ANSWER)
-                return Answer(response.status, dict(response.headers), content)
+                await response.read(_LARGEST_TOKEN_ANSWER)
+                return response
         assert seconds is not None  # only a time-out leaves the block without a return
         raise TimedOut(f"{origin} did not answer within {seconds:g} s")
 
@@ -321,23 +321,19 @@ class RegistryClient:
         # Whether broken uploads are resumed (rule 16). Set to False when the registry refuses that.
         self.can_resume = True
 
-        # The error with which all further requests with this credential fail in this run.
-        self._stop_error: SyncError | None = None
-
     def begin_run(self) -> None:
         """Prepare for another run, which tries the credential again."""
         self.is_used = False
         self.authenticator.begin()
-        self._stop_error = None
 
     def stop(self, error: SyncError) -> None:
         """Make all further requests with this credential fail with an error in this run."""
-        self._stop_error = error.copy_without_context()
+        self.authenticator.refusal = error.copy_without_context()
         self.limits.wake()
 
     def _raise_if_stopped(self) -> None:
-        if self._stop_error is not None:
-            raise self._stop_error.copy_without_context()
+        if self.authenticator.refusal is not None:
+            raise self.authenticator.refusal.copy_without_context()
         self.limits.raise_if_stopped()
 
     # The way of a request.

@@ -24,7 +24,7 @@ from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.net.dial import open_stream
-from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
+from _regsync.net.proxies import Proxy, proxy_for
 from _regsync.net.trust import find_certs_d, make_context
 from _regsync.net.wire import Pool
 from _regsync.providers import DIALECTS, api_host
@@ -122,8 +122,6 @@ def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
         error.message = f"through the proxy {proxy}: {error.message}"
     if error.hint is None or "HTTPS_PROXY" in error.hint:
         error.hint = f"check the proxy, which {proxy.setting} names"
-        if proxy.setting != IN_CONFIGURATION:
-            error.hint += "; list hosts to reach without it in NO_PROXY"
 
 
 def _cloud(name: str) -> CloudModule:

@@ -14,7 +14,7 @@ import pytest
 
 from _regsync import edge
 from _regsync.auth import aws, azure, google
-from _regsync.auth.cloud import Access, Answer, CloudLogin, Clouds, Login, Request
+from _regsync.auth.cloud import Access, CloudLogin, Clouds, Login, Request
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Grant
 from _regsync.config import Registry
@@ -327,7 +327,6 @@ SECRET = "hunter2"
         aws.Keys("AKIA", SECRET, SECRET, "a profile"),
         azure._Token("az login", SECRET),
         google._CredentialFile(access(), "key.json", {"private_key": SECRET}),
-        Answer(200, {"x": SECRET}, SECRET.encode()),
         Request("GET", f"https://a/{SECRET}", [("Authorization", SECRET)], SECRET.encode()),
         Grant(f"Bearer {SECRET}", frozenset(), 0.0, 0.0),
         Login(Credential("me", SECRET, SECRET, SECRET), 0.0),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth import azure
-from _regsync.auth.cloud import Access, Answer
+from _regsync.auth.cloud import Access
 from _regsync.auth.credentials import Credential, find_credential
 from _regsync.auth.tokens import NEEDED, Authenticator
 from _regsync.config import Config, Registry, registry_for
@@ -30,6 +30,13 @@ SECRET = "Xyzzy-0pen+Sesame"
 
 def as_json(strategy):
     return strategy.map(lambda document: json.dumps(document).encode())
+
+
+NOBODY = (404, {}, b"")
+
+
+def said(status, headers, body):
+    return SimpleNamespace(status=status, headers=headers, body=body)
 
 
 # Credential files of container clients.
@@ -169,7 +176,7 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
 
     async def fetch(method, url, headers, body):
         asked.append(urlsplit(url).netloc)
-        return Answer(*next(waiting, (404, {}, b"")))
+        return said(*next(waiting, NOBODY))
 
     async def work():
         shown = ""
@@ -210,7 +217,6 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
 # Azure's files, variables and servers.
 
 FOLDER = "/home/u/.azure"
-NOBODY = (404, {}, b"")
 # What the directory gives may be repeated by the registry, as what we gave by the directory.
 GOOD = (200, {}, json.dumps({"access_token": SECRET, "refresh_token": "r"}).encode())
 
@@ -221,7 +227,7 @@ def log_in(environ, files, *answers):
 
     async def fetch(method, url, headers, body, seconds=None):
         # What is no URL is refused by what asks (`resolve_location`), not here.
-        return Answer(*(left.pop(0) if left else GOOD))
+        return said(*(left.pop(0) if left else GOOD))
 
     access = Access(files.get, fetch)
 

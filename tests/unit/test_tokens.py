@@ -16,7 +16,7 @@ import trio
 from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge
-from _regsync.auth.cloud import Answer, CloudLogin, Login
+from _regsync.auth.cloud import CloudLogin, Login
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import NEEDED, Authenticator, says_login_ended
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, SyncError
@@ -84,7 +84,8 @@ class Service:
 
 def answer(status, document=None, **headers):
     body = b"" if document is None else json.dumps(document).encode()
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body)
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return SimpleNamespace(status=status, headers=fields, body=body)
 
 
 def needs(name="team/app", actions="pull"):
