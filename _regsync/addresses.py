@@ -1,15 +1,21 @@
-"""Origins (scheme, host and port), and tests for loopback and private hosts.
+"""Origins (scheme, host and port), loopback and private hosts, and where a registry may send us.
 
-Owns: default ports, the text form of host and port, the definitions of loopback and private.
+Owns: default ports, the text form of host and port, the definitions of loopback and private; how a
+Location is resolved.
 May not know: name resolution.
+Invariant: where a registry sends us is no less safe than the registry itself (`check_foreign`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, NamedTuple
+
+from _regsync.errors import ProtocolBroken
+from _regsync.text import printable
 
 DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 
@@ -20,6 +26,11 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 # host name is never a number.
 _NUMBER_LAST = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)"
 _LOCAL_NAMES = r"(?:.*\.)?localhost|metadata\.google\.internal"
+
+_LINE_BREAKS = re.compile("[\t\r\n]")
+
+# An http or https URL without its fragment.
+_ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.IGNORECASE)
 
 
 class Origin(NamedTuple):
@@ -97,3 +108,77 @@ def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
+
+
+# Locations: of a redirect, of a listing's next page, of an upload session.
+
+
+def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
+    """Resolve the `Location` of the answer to a request for `path` at `base`. It may be an absolute
+    URL or a relative reference.
+
+    Returns the origin, and the path with the query, whose text is not changed: it may be signed.
+    Raises ProtocolBroken if the location is not a valid http or https URL without a login.
+    """
+    # The URL of a login service may come from a variable that ends in a line break. urlsplit()
+    # drops the same characters.
+    location = _LINE_BREAKS.sub("", location).lstrip(" ")
+    url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
+    if url is None:
+        raise ProtocolBroken("the Location of the answer is not an http or https URL")
+    target = url["target"].removesuffix("?")  # an empty query; an upload appends its own
+    if not target.startswith("/"):
+        target = "/" + target
+    if re.search("[^!-~]", url[0]):
+        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
+    scheme, host, port = _split_origin(url["origin"])
+
+    # A registry behind a TLS proxy may name its own host with http. Stay with https (I6).
+    is_downgraded = base.scheme == "https" and scheme == "http"
+    is_same_host = host == base.host and port in (None, base.port)
+    if is_downgraded and is_same_host:
+        return base, target
+    return Origin(scheme, host, port or DEFAULT_PORTS[scheme], base.via), target
+
+
+def _join(base: str, location: str) -> str:
+    # `location` is a relative reference. urljoin() must not see an absolute URL, because it would
+    # drop an empty parameter, which a signature may cover.
+    from urllib.parse import urljoin
+
+    try:
+        return urljoin(base, location)
+    except ValueError as error:
+        raise ProtocolBroken("the Location of the answer is not a URL") from error
+
+
+# Cached, because a registry names the same few origins for each upload.
+@lru_cache(maxsize=64)
+def _split_origin(origin: str) -> tuple[str, str, int | None]:
+    """Split `scheme://host:port`. The port is None if it is not given.
+
+    Raises ProtocolBroken if the host is missing, or if there is a login.
+    """
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(origin)
+        port = parts.port
+        host = (parts.hostname or "").lower()
+    except ValueError as error:
+        raise ProtocolBroken("the Location of the answer is not a URL") from error
+    if not host or parts.username is not None:
+        raise ProtocolBroken("the Location of the answer is not an http or https URL")
+    return parts.scheme, host, port
+
+
+def check_foreign(base: Origin, origin: Origin) -> None:
+    """Raise ProtocolBroken if an origin is less safe than the `base` that names it (R3, R4)."""
+    if base.scheme == "https" and origin.scheme != "https":
+        kind = "from https to http"
+    elif is_private(origin.host) and not is_private(base.host):
+        kind = "to a private address"
+    else:
+        return
+    where = printable(origin.host, 100)
+    raise ProtocolBroken(f"the registry redirects {kind} ({where}): not followed")

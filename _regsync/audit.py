@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from _regsync import edge
 from _regsync.config import Config, MappingRule
 from _regsync.errors import Side, SyncError
 from _regsync.oci import Manifest, full_name
@@ -74,7 +75,7 @@ class Audit:
         if config.has_ages:
             self._state.require(may_write=False)
         self._state.load(may_write=False)
-        wall = transport.machine.wall
+        wall = edge.current().wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
         self._discovery = Discovery(transport, self._knowledge, reads_only=True, lock=lock)
         self._referrers = Referrers(

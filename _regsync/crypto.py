@@ -11,7 +11,6 @@ Follows: docs/design.md sections 1 and 11.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from _regsync import FIPS_BUILD, IS_STATIC
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 # The supported digest algorithms, with the length of their digests in hexadecimal digits
 # (descriptor.md of the image specification).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
-
-_PEM = r"-----BEGIN (?P<label>[A-Z ]+)-----(?P<text>.*?)-----END (?P=label)-----"
-
-# The object identifier rsaEncryption, as it appears in the base64 of a PKCS#8 key.
-_RSA_IN_BASE64 = "BgkqhkiG9w0BAQE"
 
 # Bytes. The size of a signature with a 16384-bit RSA key, the longest key that OpenSSL accepts.
 _MAX_SIGNATURE = 2048
@@ -80,11 +74,10 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 def sign_rs256(key: str, message: bytes) -> bytes:
     """Sign a message by RS256: RSASSA-PKCS1-v1_5 with SHA-256 (docs/protocol-facts.md section 5.4).
 
-    `key` is a private key in PEM. Raises ValueError if the key is not an RSA key, has a pass
-    phrase, or is refused by OpenSSL. The error's text is the end of a sentence whose subject is the
-    key.
+    `key` is a private key in PEM. Raises ValueError if OpenSSL cannot parse the key, because it has
+    a pass phrase for example, or refuses it. The error's text is the end of a sentence whose subject
+    is the key.
     """
-    _check_rsa_key(key)
     if IS_STATIC:
         # The static executable has no ctypes, because it cannot look up C functions by name.
         from _regsync_native import sign_rs256 as sign  # type: ignore[import-not-found]
@@ -129,16 +122,3 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
         crypto.EVP_PKEY_free(private_key)
         crypto.BIO_free(pem_source)
         crypto.ERR_clear_error()  # otherwise Python's TLS would report these errors as its own
-
-
-def _check_rsa_key(key: str) -> None:
-    """Raise ValueError unless a text contains an RSA key in PEM without a pass phrase."""
-    pem = re.search(_PEM, key, re.DOTALL)
-    label = pem["label"] if pem else ""
-    text = pem["text"] if pem else ""
-    if "ENCRYPTED" in label + text:
-        raise ValueError("is encrypted: use one without a pass phrase")
-    is_pkcs1 = label == "RSA PRIVATE KEY"
-    is_pkcs8 = label == "PRIVATE KEY" and _RSA_IN_BASE64 in text
-    if not is_pkcs1 and not is_pkcs8:
-        raise ValueError("is not an RSA key in PEM (PKCS#8)")

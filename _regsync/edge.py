@@ -66,11 +66,16 @@ _current: ContextVar[Edge] = ContextVar("edge")
 current = _current.get  # the edge of the run that the caller belongs to
 
 
+def variable(name: str) -> str | None:
+    """Return a variable of the environment, or None if it is not set."""
+    return current().environ.get(name)
+
+
 def home() -> str | None:
     """Return the user's home directory. Returns None if it is unknown."""
-    variable = current().environ.get("HOME")
-    if variable and os.name == "posix":
-        return variable
+    configured = variable("HOME")
+    if configured and os.name == "posix":
+        return configured
     found = os.path.expanduser("~")  # still "~" if the home directory is unknown
     return None if found == "~" else found
 

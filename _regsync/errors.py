@@ -149,10 +149,6 @@ class WireError(SyncError):
     code = "NETWORK_ERROR"
     retryable = True
 
-    def __init__(self, message: str, *, hint: str | None = None, brief: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.brief = brief  # the message without the host and port that it names, if it names any
-
 
 class ConnectFailed(WireError):
     """No connection could be established: name resolution, TCP, TLS or the proxy failed."""

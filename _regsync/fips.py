@@ -10,7 +10,6 @@ Follows: docs/design.md sections 1 and 11, docs/protocol-facts.md section 8.3.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,10 +34,6 @@ CLAIM = (
 
 # OpenSSL 3.0.0, in the format of OpenSSL_version_num.
 _OLDEST_OPENSSL = 0x30000000
-
-# Arguments of OPENSSL_info (openssl/crypto.h).
-_INFO_CONFIG_DIR = 1001
-_INFO_MODULES_DIR = 1003
 
 # OSSL_PARAM_UTF8_PTR: the type of a parameter that is a pointer to a string (openssl/core.h).
 _PARAMETER_UTF8_POINTER = 6
@@ -93,25 +88,11 @@ def _check_host() -> None:
 
 
 def _check_is_active(crypto: CDLL) -> None:
-    """Raise ValueError, which names what was looked for, unless the provider is active."""
-    from ctypes import c_char_p
-
+    """Raise ValueError unless the provider is active."""
     # This reads OpenSSL's configuration. Without it, the next call would load the default provider.
     crypto.EVP_default_properties_is_fips_enabled(None)
-    if crypto.OSSL_PROVIDER_available(None, b"fips") == 1:
-        return
-    crypto.OPENSSL_info.restype = c_char_p
-    # Like OpenSSL, look in no other directory if OPENSSL_MODULES is set.
-    modules_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_MODULES_DIR))
-    folder = os.environ.get("OPENSSL_MODULES") or modules_dir
-    if not os.path.isfile(f"{folder}/fips.so"):
-        raise ValueError(f"is not found: no fips.so in {[folder]}")
-    config_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_CONFIG_DIR))
-    file = os.environ.get("OPENSSL_CONF") or f"{config_dir}/openssl.cnf"
-    raise ValueError(
-        f"is not active: {file!r} does not activate {folder + '/fips.so'!r}, or OpenSSL refuses one of"
-        " the two: `openssl list -providers` says why"
-    )
+    if crypto.OSSL_PROVIDER_available(None, b"fips") != 1:
+        raise ValueError("is not active: `openssl list -providers` says which is, or why none is")
 
 
 def _check_is_alone(crypto: CDLL) -> None:

@@ -424,7 +424,7 @@ class Layout:
         self.limits = HostLimits(
             self.key,
             transport.gate,
-            chance=transport.machine.chance,
+            chance=edge.current().chance,
             log=self._log,
             timeouts=Timeouts(),
             cap=_CONCURRENCY,

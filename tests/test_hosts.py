@@ -125,7 +125,7 @@ HOSTS = {
     "warnings are errors": Host(
         options=("-W", "error", "-X", "dev", "-bb"), noise=r"Executing <.*> took [0-9.]+ seconds"
     ),
-    "64 open files": Host(shell='ulimit -n 64; exec "$@"'),
+    "256 open files": Host(shell='ulimit -n 256; exec "$@"'),
     "no environment, umask 000": Host(
         environ=dict.fromkeys(("HOME", "LANG", "PATH")), shell='umask 000; exec "$@"'
     ),
@@ -142,7 +142,7 @@ HOSTS = {
 }
 # An ordinary run has one of each sort: options, versions, limits, users, mounts, systems.
 ORDINARY = {
-    *("isolated", "Python 3.10", "64 open files", "unknown user without HOME", "read-only root"),
+    *("isolated", "Python 3.10", "256 open files", "unknown user without HOME", "read-only root"),
     "without what is POSIX-only",
 }
 

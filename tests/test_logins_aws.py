@@ -219,13 +219,6 @@ def instance_elsewhere(machine: Configured) -> str:
 
 
 @source("imds imds imds ecr")
-def instance_by_ipv6(machine: Configured) -> str:
-    machine.set(AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE="IPv6")
-    machine.reachable[IMDS].fail("refused")
-    return instance(machine)
-
-
-@source("imds imds imds ecr")
 def instance_behind_an_empty_profile(machine: Configured) -> str:
     machine.config("[default]\n[profile other]\nregion = eu-west-1\n", "other")
     return instance(machine)
@@ -412,7 +405,6 @@ def first(made: dict[Any, Any]) -> Any:
 Change = Callable[[Configured], object]
 SSO_FILE = f".aws/sso/cache/{hashlib.sha1(b'corp').hexdigest()}.json"
 ROLE = "[default]\nrole_arn = arn:aws:iam::1:role/x\n"
-OTHER_SSO = "[profile b]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = x\n"
 CIRCLE = "source_profile = a\n[profile a]\nrole_arn = arn:x\nsource_profile = default\n"
 NO_KEYS = "gives no AWS credentials: the access key or its secret is missing, or is not ASCII"
 NO_TEXT = "AWS_ROLE_ARN or role_arn is missing, or is not text"
@@ -440,7 +432,6 @@ FAILURES: list[tuple[Source | None, Change, list[str]]] = [
     (None, lambda m: m.config("[default]\ncredential_process = keys --secret s3cret\n"),
         ["has credential_process, which needs another program"]),
     (None, lambda m: m.config("[default]\nlogin_session = arn:x\n"), ["has login_session"]),
-    (None, lambda m: m.config(f"{ROLE}source_profile = a\nmfa_serial = x\n"), ["has mfa_serial"]),
     (None, lambda m: m.config(ROLE), [NO_SOURCE]),
     (None, lambda m: m.config(f"{ROLE}source_profile = a\ncredential_source = Environment\n"), [NO_SOURCE]),
     (None, lambda m: m.config(f"{ROLE}credential_source = Moon\n"), [NO_SOURCE]),
@@ -458,8 +449,6 @@ FAILURES: list[tuple[Source | None, Change, list[str]]] = [
     (sso, lambda m: first(m.aws.logins).roles.clear(), ["403: ForbiddenException: No", LOGIN_AGAIN]),
     (None, lambda m: m.config("[default]\nsso_account_id = 1\n"),
         ["sso_start_url, sso_region, sso_role_name"]),
-    (sso, lambda m: m.config(f"{OTHER_SSO}sso_region = us-east-1\n", "b"),
-        ["or different in its sso-session: sso_region"]),
     (None, lambda m: m.set(AWS_CONTAINER_CREDENTIALS_FULL_URI="http://10.0.0.1/keys"),
         ["10.0.0.1 is neither https nor a metadata address"]),
     (None, lambda m: m.set(AWS_CONTAINER_CREDENTIALS_RELATIVE_URI="@evil.test/keys"),

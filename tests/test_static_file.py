@@ -296,7 +296,7 @@ def test_what_is_negotiated(tmp_path, ca, has_module, options, without, with_mod
     spoke = with_module if has_module else without
     assert ("TLS" in ran.err) is not spoke, ran.err
     if not spoke:
-        assert "refused the TLS handshake" in ran.err or "shares no TLS version" in ran.err
+        assert re.search("handshake failure|protocol", ran.err), ran.err
 
 
 UTC = datetime.timezone.utc
@@ -359,12 +359,12 @@ def issued(
     ("make", "told"),
     [
         pytest.param(issued(), "", id="fine"),
-        pytest.param(issued(not_after=PAST), "its certificate has expired", id="expired"),
-        pytest.param(issued(not_before=FUTURE), "is not valid yet", id="not valid yet"),
-        pytest.param(issued(name="elsewhere.example"), "is not valid for this name", id="wrong host"),
-        pytest.param(issued(trustme.CA()), "an unknown authority", id="unknown authority"),
-        pytest.param(own_certificate(SELF_SIGNED), "is self-signed", id="self-signed"),
-        pytest.param(own_certificate(SHORT_KEY), "is self-signed|too weak", id="self-signed, 1024 bits"),
+        pytest.param(issued(not_after=PAST), "certificate has expired", id="expired"),
+        pytest.param(issued(not_before=FUTURE), "certificate is not yet valid", id="not valid yet"),
+        pytest.param(issued(name="elsewhere.example"), "certificate is not valid for '127.0.0.1'", id="wrong host"),
+        pytest.param(issued(trustme.CA()), "unable to get local issuer certificate", id="unknown authority"),
+        pytest.param(own_certificate(SELF_SIGNED), "self.signed certificate", id="self-signed"),
+        pytest.param(own_certificate(SHORT_KEY), "self.signed certificate|too weak", id="self-signed, 1024 bits"),
         pytest.param(signed_over_sha1, "too weak", id="over SHA-1"),
     ],
 )  # fmt: skip
@@ -393,7 +393,7 @@ def test_an_old_authority_with_a_short_key_is_refused_though_it_is_named(tmp_pat
         port = int(server.address.rpartition(":")[2])
         ran = ask(tmp_path, ca, port, ca_file=str(path))
     assert ran.status == 2
-    assert "is not trusted: its certificate, or the authority's, is too weak" in ran.err
+    assert re.search("is not trusted: .* too weak", ran.err), ran.err
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -411,7 +411,8 @@ def test_a_server_that_wants_a_client_certificate(tmp_path, ca, version):
         without = ask(tmp_path, ca, port)
         with_it = ask(tmp_path, ca, port, client_cert=str(tmp_path / "client.pem"))
     assert without.status == 2
-    assert re.search("asks for a client certificate|refused the TLS handshake", without.err)
+    assert re.search("certificate required|handshake failure", without.err), without.err
+    assert "give client_cert" in without.err
     assert (with_it.status, with_it.out, with_it.err) == LISTED
 
 
@@ -440,4 +441,4 @@ def test_plain_http_where_tls_is_expected(tmp_path, ca):
         ran = ask(tmp_path, ca, listener.getsockname()[1])
         thread.join()
     assert ran.status == 2
-    assert "127.0.0.1 does not speak TLS" in ran.err
+    assert "write http:// before the host" in ran.err

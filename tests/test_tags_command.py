@@ -251,7 +251,9 @@ def test_a_registry_that_is_not_there_is_a_network_error(source: Server) -> None
     ran = run_regsync("tags", "127.0.0.1:1/app")
     assert ran.status == 2
     warning, failure, *_ = ran.err.splitlines()
-    assert warning.startswith("warning: waiting for 127.0.0.1:1 (connection refused), for ")
+    assert warning.startswith(
+        "warning: waiting for 127.0.0.1:1 (no connection to 127.0.0.1:1: connection refused), for "
+    )
     assert failure.startswith("error: NETWORK_ERROR: ")
 
 

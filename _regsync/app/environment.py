@@ -43,17 +43,8 @@ async def connected(
 
     Messages go to `log`, by default the console's.
     """
-    world = edge.current()
-    machine = Machine(
-        environ=world.environ,
-        home=edge.home(),
-        read=read_login_file,
-        chance=world.chance,
-        wall=world.wall,
-        log=log or console.log,
-        traces=console.shows("trace"),
-        open_files=raise_file_limit(),
-    )
+    raise_file_limit()
+    machine = Machine(read_login_file, log or console.log, traces=console.shows("trace"))
     transport = Transport(machine)
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
@@ -84,24 +75,18 @@ def read_login_file(path: str) -> bytes | None:
         raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
 
 
-def raise_file_limit() -> int:
-    """Raise the soft limit of open files up to MOST_OPEN_FILES, unless it is higher already.
-
-    Returns the limit then in force, or MOST_OPEN_FILES if there is no limit.
-    """
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files up to MOST_OPEN_FILES, unless it is higher already."""
     try:
         import resource
     except ImportError:  # Windows
-        return MOST_OPEN_FILES
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MOST_OPEN_FILES
-    if soft >= MOST_OPEN_FILES:
-        return soft
+    if soft == resource.RLIM_INFINITY or soft >= MOST_OPEN_FILES:
+        return
     # RLIM_INFINITY is negative on some systems, so `min` cannot be used with it.
     limit = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
 
 
 def utc_now() -> str:

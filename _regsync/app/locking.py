@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import anyio
 
+from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.app.progress import show_progress
@@ -117,7 +118,7 @@ async def update_lock(
         state = StateFile(config.cache_dir, transport.machine.log)
         state.load(may_write=False)
         try:
-            wall = transport.machine.wall
+            wall = edge.current().wall
             knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
             discovery = Discovery(transport, knowledge, reads_only=True)
             new = Locking(

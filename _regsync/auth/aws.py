@@ -18,12 +18,12 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
+from _regsync import edge
 from _regsync.auth.cloud import (
     ANONYMOUS_LOGIN,
-    Answer,
-    CloudEnvironment,
+    Access,
     Found,
     Login,
     Request,
@@ -35,6 +35,7 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from _regsync.errors import AuthError
+from _regsync.net.wire import Response
 from _regsync.text import json_object, keep_passing_secret, printable, time_text
 
 # The suffixes of host names in AWS's partitions, by the prefix of their regions' names (section
@@ -89,21 +90,19 @@ class Keys(NamedTuple):
         return f"<Keys {self.source!r}>"
 
 
-def is_configured(machine: CloudEnvironment) -> bool:
+def is_configured(access: Access) -> bool:
     """Report whether an environment variable or a file configures AWS credentials.
 
     Raises AuthError or ConfigError if a file is broken.
     """
-    settings = _Settings(machine, None)
+    settings = _Settings(access, None)
     names = (_ACCESS_KEY, _TOKEN_FILE, _CONTAINER_PATH, _CONTAINER_URL, *_PROFILE_NAMES)
     if any(settings.variables.get(name) for name in names):
         return True
     return bool(settings.profile.keys() - _OTHER_SETTINGS)
 
 
-async def log_in(
-    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
-) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
     """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
     Raises AuthError if there are no keys, or if they do not permit it. If `probing_metadata` is
@@ -116,7 +115,7 @@ async def log_in(
     region = ecr_host["region"] if ecr_host else ""
     if is_public:
         region = "us-east-1"  # the only region with an API of ECR Public
-    settings = _Settings(machine, registry.cloud_profile, region)
+    settings = _Settings(access, registry.cloud_profile, region)
     sources: tuple[_Source, ...] = _SOURCES
     if probing_metadata:
         sources = (_from_instance,)
@@ -138,9 +137,9 @@ async def log_in(
     # Where the registry's host is a FIPS endpoint, its API's is too.
     url = settings.url_of(service, region, use_fips=bool(ecr_host and ecr_host["fips"]))
     request = _password_request(service, url, keys.source)
-    request = sign(keys, request, service, region, machine.wall())
+    request = sign(keys, request, service, region, edge.current().wall())
     try:
-        return await ask(machine, request, partial(_read_login, keys.source))
+        return await ask(access, request, partial(_read_login, keys.source))
     except AuthError as error:
         is_refused = error.code == AuthError.code  # not: the service does not answer
         if probing_metadata and is_public and is_refused:
@@ -191,7 +190,8 @@ def endpoint(service: str, region: str, *, use_fips: bool) -> str:
 
 
 def sign(keys: Keys, request: Request, service: str, region: str, now: float) -> Request:
-    """Return a request with its date, session token and signature as headers (section 4.4).
+    """Return a request with its date, session token and signature as headers (section 4.4). Its URL
+    has no path but `/`, and no query.
 
     `now` is the time in seconds since 1970. The service accepts the signature for five minutes.
     """
@@ -200,21 +200,16 @@ def sign(keys: Keys, request: Request, service: str, region: str, now: float) ->
     if keys.session_token:
         headers.append(("X-Amz-Security-Token", keys.session_token))
 
-    url = urlsplit(request.url)
     # Lower-case names in order, and values without surplus blanks, as the service will hash them.
     signed_headers = sorted(
-        (name.lower(), " ".join(value.split())) for name, value in [("host", url.netloc), *headers]
+        (name.lower(), " ".join(value.split()))
+        for name, value in [("host", urlsplit(request.url).netloc), *headers]
     )
     names = ";".join(name for name, _ in signed_headers)
-    # The parameters are sorted in their encoded form.
-    query = sorted(
-        (quote(name, "~"), quote(value, "~"))
-        for name, value in parse_qsl(url.query, keep_blank_values=True)
-    )
     canonical_request = (
         request.method,
-        quote(url.path, "/~") or "/",
-        "&".join(f"{name}={value}" for name, value in query),
+        "/",
+        "",  # the query
         *(f"{name}:{value}" for name, value in signed_headers),
         "",  # an empty line ends the headers
         names,
@@ -251,7 +246,7 @@ def _parse_fields(body: bytes) -> dict[str, object]:
     return fields
 
 
-def _read_login(source: str, answer: Answer) -> Login | None:
+def _read_login(source: str, answer: Response) -> Login | None:
     """Return the user name and the password in an answer to GetAuthorizationToken, or None.
 
     `source` names the source of the keys.
@@ -266,7 +261,7 @@ def _read_login(source: str, answer: Answer) -> Login | None:
     return Login(Credential(user, password, found_at=source), expires)
 
 
-def _read_keys(source: str, answer: Answer) -> Keys | None:
+def _read_keys(source: str, answer: Response) -> Keys | None:
     """Return the AWS keys in an answer, or None."""
     return _keys_in(source, _parse_fields(answer.body))
 
@@ -302,14 +297,14 @@ class _Settings:
     """
 
     def __init__(
-        self, machine: CloudEnvironment, cloud_profile: str | None, registry_region: str = ""
+        self, access: Access, cloud_profile: str | None, registry_region: str = ""
     ) -> None:
-        self.machine = machine
+        self.access = access
         # The values of AWS's environment variables. Names are in lower case and without the prefix
         # AWS_, as in a profile.
         self.variables = {
             name.removeprefix("AWS_").lower(): value
-            for name, value in machine.environ.items()
+            for name, value in edge.current().environ.items()
             if name.startswith("AWS_")
         }
         self.config_file = self.variables.get("config_file") or "~/.aws/config"
@@ -364,8 +359,8 @@ class _Settings:
 
     def read(self, path: str) -> str:
         """Return the text of a file, or an empty text if the file does not exist."""
-        home = self.machine.home or ""
-        data = self.machine.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
+        home = edge.home() or ""
+        data = self.access.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
         return data.decode("utf-8", "replace")
 
     def read_required(self, path: str, source: str, hint: str | None = None) -> str:
@@ -485,7 +480,7 @@ async def _from_container(settings: _Settings) -> Keys | str:
         hint=f"check {source}, which names this address",
         seconds=_CONTAINER_SECONDS,
     )
-    return await ask(settings.machine, request, partial(_read_keys, source))
+    return await ask(settings.access, request, partial(_read_keys, source))
 
 
 async def _from_instance(settings: _Settings) -> Keys | str:
@@ -493,23 +488,21 @@ async def _from_instance(settings: _Settings) -> Keys | str:
 
     Whatever fails, this machine may just have no role.
     """
-    mode = settings.variables.get("ec2_metadata_service_endpoint_mode", "")
-    address = "[fd00:ec2::254]" if mode.lower() == "ipv6" else "169.254.169.254"
-    base = settings.variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
+    base = settings.variables.get("ec2_metadata_service_endpoint") or "http://169.254.169.254"
     base = base.rstrip("/")
     source = f"the EC2 metadata service at {shown_host(base)}"
     if settings.is_set("ec2_metadata_disabled"):
         return f"{source} (AWS_EC2_METADATA_DISABLED)"
 
     async def fetch(
-        method: str, path: str, header: Pair, read: Callable[[Answer], Found | None]
+        method: str, path: str, header: Pair, read: Callable[[Response], Found | None]
     ) -> Found:
         _, secret = header  # or the lifetime of a token to come
         keep_passing_secret(secret)
         request = Request(
             method, f"{base}/latest/{path}", [header], source=source, seconds=_INSTANCE_SECONDS
         )
-        return await ask(settings.machine, request, read, attempts=1)
+        return await ask(settings.access, request, read, attempts=1)
 
     ttl = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
     roles = "meta-data/iam/security-credentials/"
@@ -548,7 +541,7 @@ async def _assume(
     if STS refuses the request.
     """
     role = fields.get("role_arn", "")
-    session = fields.get("role_session_name") or f"regsync-{settings.machine.wall():.0f}"
+    session = fields.get("role_session_name") or f"regsync-{edge.current().wall():.0f}"
     if not role or not (role + session).isprintable():
         raise _error(f"{source}: AWS_ROLE_ARN or role_arn is missing, or is not text")
     form = {"Version": "2011-06-15", "RoleArn": role, "RoleSessionName": session}
@@ -573,8 +566,8 @@ async def _assume(
         hint="check the role's ARN, and its trust policy",
     )
     if keys is not None:
-        request = sign(keys, request, "sts", settings.region, settings.machine.wall())
-    return await ask(settings.machine, request, partial(_read_keys, role_source))
+        request = sign(keys, request, "sts", settings.region, edge.current().wall())
+    return await ask(settings.access, request, partial(_read_keys, role_source))
 
 
 async def _keys_to_assume(
@@ -585,8 +578,6 @@ async def _keys_to_assume(
     Raises AuthError if there are no keys. `referrers` ends with the profile's name (see
     `_from_profile`).
     """
-    if "mfa_serial" in profile:
-        raise _error(f"{source} has mfa_serial, and regsync cannot ask for a code", _EXPORT_HINT)
     source_profile = profile.get("source_profile")
     credential_source = profile.get("credential_source", "")
     sources: dict[str, _Source] = {
@@ -618,16 +609,10 @@ async def _from_sso(
     session_name = profile.get("sso_session", "")
     session = settings.sections.get(f"sso-session {session_name}", {})
     fields = {**profile, **session}
-    missing_or_different: list[str] = []
-    for field in ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name"):
-        value = fields.get(field)
-        is_different = field in profile and profile[field] != value
-        if not value or is_different:
-            missing_or_different.append(field)
-    if missing_or_different:
-        raise _error(
-            f"{source}: missing, or different in its sso-session: {', '.join(missing_or_different)}"
-        )
+    required = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
+    missing = [field for field in required if not fields.get(field)]
+    if missing:
+        raise _error(f"{source}: missing: {', '.join(missing)}")
 
     hint = f"run `aws sso login --profile {printable(name, 60)}`"
     # The token that `aws sso login` has stored. A token that has ended is not renewed here.
@@ -638,7 +623,7 @@ async def _from_sso(
     if not (isinstance(token, str) and isinstance(ends, str)):
         raise _error(f"{source}: its SSO login is not readable in {file_name}", hint)
     # Both times are UTC in the same format, so that they can be compared as text.
-    if ends[:_TIME_LENGTH] <= time_text(settings.machine.wall())[:_TIME_LENGTH]:
+    if ends[:_TIME_LENGTH] <= time_text(edge.current().wall())[:_TIME_LENGTH]:
         raise _error(f"{source}: its SSO login ended at {printable(ends, 40)}", hint)
 
     keep_passing_secret(token)
@@ -653,4 +638,4 @@ async def _from_sso(
         source=source,
         hint=hint,
     )
-    return await ask(settings.machine, request, partial(_read_keys, source))
+    return await ask(settings.access, request, partial(_read_keys, source))

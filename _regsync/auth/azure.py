@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from _regsync import edge
 from _regsync.auth.cloud import (
     ANONYMOUS_LOGIN,
-    Answer,
-    CloudEnvironment,
+    Access,
     Login,
     Request,
     ask,
@@ -30,6 +30,7 @@ from _regsync.auth.cloud import (
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
+from _regsync.net.wire import Response
 from _regsync.text import json_object, keep_passing_secret, printable
 
 # Environment variables, each of which selects a source of an identity.
@@ -127,17 +128,15 @@ class _Token(NamedTuple):
         return "<Token>"
 
 
-def is_configured(machine: CloudEnvironment) -> bool:
+def is_configured(access: Access) -> bool:
     """Report whether an environment variable or a login of the Azure CLI provides an identity."""
     names = (_SECRET_VARIABLE, _FILE_VARIABLE, _ENDPOINT_VARIABLE)
-    if any(machine.environ.get(name) for name in names):
+    if any(map(edge.variable, names)):
         return True
-    return b"tenantId" in _read_cli_file(machine, "azureProfile")
+    return b"tenantId" in _read_cli_file(access, "azureProfile")
 
 
-async def log_in(
-    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
-) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
     """Exchange a token of this machine's identity for a registry refresh token (section 6.1).
 
     Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
@@ -147,7 +146,7 @@ async def log_in(
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
     sources = (_from_metadata,) if probing_metadata else _SOURCES
     token = await first_found(
-        [partial(source, machine, cloud) for source in sources],
+        [partial(source, access, cloud) for source in sources],
         registry,
         missing="Azure identity",
         hint=_IDENTITY_HINT,
@@ -164,13 +163,13 @@ async def log_in(
     ]
     request = _form_request(url, form, token.source, _ROLE_HINT, token.value)
     try:
-        refresh_token = await ask(machine, request, partial(_field, "refresh_token"))
+        refresh_token = await ask(access, request, partial(_field, "refresh_token"))
     except AuthError as error:
         is_refused = error.code == AuthError.code  # not: the registry does not answer
         if probing_metadata and is_refused:
             return ANONYMOUS_LOGIN
         raise
-    now = machine.wall()
+    now = edge.current().wall()
     life = jwt_lifetime(refresh_token, now)
     credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.source)
     return Login(credential, math.inf if life is None else now + life)
@@ -179,22 +178,22 @@ async def log_in(
 # The sources. Each returns a token, or the place where it has found nothing.
 
 
-async def _from_secret(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+async def _from_secret(access: Access, cloud: _Cloud) -> _Token | str:
     """Log in as the application AZURE_CLIENT_ID with its secret."""
-    secret = machine.environ.get(_SECRET_VARIABLE)
+    secret = edge.variable(_SECRET_VARIABLE)
     if not secret:
         return _SECRET_VARIABLE
     proof = [("client_secret", secret)]
-    request = _application_request(machine, cloud, _SECRET_VARIABLE, proof, secret)
-    return await _ask_directory(machine, cloud, request)
+    request = _application_request(cloud, _SECRET_VARIABLE, proof, secret)
+    return await _ask_directory(access, cloud, request)
 
 
-async def _from_federation(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+async def _from_federation(access: Access, cloud: _Cloud) -> _Token | str:
     """Log in as the application AZURE_CLIENT_ID with a token of another identity provider."""
-    path = machine.environ.get(_FILE_VARIABLE)
+    path = edge.variable(_FILE_VARIABLE)
     if not path:
         return _FILE_VARIABLE
-    token = (machine.read(path) or b"").decode("utf-8", "replace").strip()
+    token = (access.read(path) or b"").decode("utf-8", "replace").strip()
     if not token:
         raise AuthError(
             f"{_FILE_VARIABLE} names {printable(path)}, which is missing or empty",
@@ -202,37 +201,37 @@ async def _from_federation(machine: CloudEnvironment, cloud: _Cloud) -> _Token |
             fatal=True,
         )
     proof = [("client_assertion_type", _ASSERTION_TYPE), ("client_assertion", token)]
-    request = _application_request(machine, cloud, _FILE_VARIABLE, proof, token)
-    return await _ask_directory(machine, cloud, request)
+    request = _application_request(cloud, _FILE_VARIABLE, proof, token)
+    return await _ask_directory(access, cloud, request)
 
 
-async def _from_endpoint(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+async def _from_endpoint(access: Access, cloud: _Cloud) -> _Token | str:
     """Log in as the managed identity of App Service and others (section 6.3)."""
-    url = machine.environ.get(_ENDPOINT_VARIABLE)
+    url = edge.variable(_ENDPOINT_VARIABLE)
     if not url:
         return _ENDPOINT_VARIABLE
-    (secret,) = _required_variables(machine, _ENDPOINT_VARIABLE, "IDENTITY_HEADER")
-    request = _managed_request(machine, url, _ENDPOINT_API_VERSION, _ENDPOINT_VARIABLE)
+    (secret,) = _required_variables(_ENDPOINT_VARIABLE, "IDENTITY_HEADER")
+    request = _managed_request(url, _ENDPOINT_API_VERSION, _ENDPOINT_VARIABLE)
     headers = [*request.headers, ("X-IDENTITY-HEADER", secret)]
     hint = f"check {_ENDPOINT_VARIABLE}; {_ROLE_HINT}"
     keep_passing_secret(secret)
     request = request._replace(headers=headers, hint=hint)
-    return await _ask_directory(machine, cloud, request)
+    return await _ask_directory(access, cloud, request)
 
 
-async def _from_metadata(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+async def _from_metadata(access: Access, cloud: _Cloud) -> _Token | str:
     """Log in as the managed identity of a virtual machine (section 6.3).
 
     A machine without one is no error: a user may have run `az login` on it.
     """
     # The service refuses a request without the header `Metadata` at once, with status 400. This
     # check is faster than a token request, which may take seconds.
-    request = _managed_request(machine, _METADATA_URL, _METADATA_API_VERSION, _METADATA_NAME)
+    request = _managed_request(_METADATA_URL, _METADATA_API_VERSION, _METADATA_NAME)
     try:
-        answer = await machine.fetch("GET", request.url, [], b"", _PROBE_SECONDS)
+        answer = await access.fetch("GET", request.url, [], b"", _PROBE_SECONDS)
         if answer.status in _STATUSES_OF_OTHER_SERVERS:
             return _METADATA_NAME
-        return await _ask_directory(machine, cloud, request)
+        return await _ask_directory(access, cloud, request)
     except AuthError as error:
         if error.code != AuthError.code:  # the service is there, and does not work
             raise
@@ -241,17 +240,17 @@ async def _from_metadata(machine: CloudEnvironment, cloud: _Cloud) -> _Token | s
         return f"{_METADATA_NAME}: {error.message}"
 
 
-async def _from_cli(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+async def _from_cli(access: Access, cloud: _Cloud) -> _Token | str:
     """Take the token that `az login` has stored, or log in with its refresh token."""
     try:
-        found = _read_cli_login(machine, cloud)
+        found = _read_cli_login(access, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         # The Azure CLI writes these files, and may change their format.
         raise AuthError(
             "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
         ) from None
     if isinstance(found, Request):
-        return await _ask_directory(machine, cloud, found)
+        return await _ask_directory(access, cloud, found)
     return found or "az login's ~/.azure"
 
 
@@ -261,32 +260,30 @@ _SOURCES = (_from_secret, _from_federation, _from_endpoint, _from_metadata, _fro
 # The token requests of the sources. The field for the audience is still missing.
 
 
-def _application_request(
-    machine: CloudEnvironment, cloud: _Cloud, variable: str, proof: list[Pair], secret: str
-) -> Request:
+def _application_request(cloud: _Cloud, variable: str, proof: list[Pair], secret: str) -> Request:
     """Build a token request for the application AZURE_CLIENT_ID (section 6.2).
 
     `proof` are the fields with the `secret` that the `variable` holds or names. Raises AuthError if
     a further variable is missing.
     """
     required = ("AZURE_CLIENT_ID", "AZURE_TENANT_ID")
-    client_id, tenant = _required_variables(machine, variable, *required)
-    host = machine.environ.get("AZURE_AUTHORITY_HOST") or cloud.authority
+    client_id, tenant = _required_variables(variable, *required)
+    host = edge.variable("AZURE_AUTHORITY_HOST") or cloud.authority
     url = _token_url(re.sub("^https?://|/+$", "", host), tenant)
     form = [("grant_type", "client_credentials"), ("client_id", client_id), *proof]
     return _form_request(url, form, variable, _IDENTITY_HINT, secret)
 
 
-def _required_variables(machine: CloudEnvironment, name: str, *required: str) -> list[str]:
+def _required_variables(name: str, *required: str) -> list[str]:
     """Return the values of the variables that the variable `name` requires.
 
     Raises AuthError unless all of them are set.
     """
-    missing = [variable for variable in required if not machine.environ.get(variable)]
+    missing = [variable for variable in required if not edge.variable(variable)]
     if missing:
         message = f"{name} is set without {' and '.join(missing)}"
         raise AuthError(message, hint=_IDENTITY_HINT, fatal=True)
-    return [machine.environ[variable] for variable in required]
+    return [edge.current().environ[variable] for variable in required]
 
 
 def _token_url(host: str, tenant: str) -> str:
@@ -300,10 +297,10 @@ def _form_request(url: str, form: Sequence[Pair], source: str, hint: str, secret
     return Request("POST", url, headers, body, source, hint)
 
 
-def _managed_request(machine: CloudEnvironment, url: str, api_version: str, source: str) -> Request:
+def _managed_request(url: str, api_version: str, source: str) -> Request:
     """Build a token request to a service of managed identities at `url`."""
     query = {"api-version": api_version}
-    client_id = machine.environ.get("AZURE_CLIENT_ID")
+    client_id = edge.variable("AZURE_CLIENT_ID")
     if client_id:
         query["client_id"] = client_id
     url = f"{url}?{urlencode(query, errors='replace')}"
@@ -314,19 +311,19 @@ def _managed_request(machine: CloudEnvironment, url: str, api_version: str, sour
 # The login of the Azure CLI (section 6.4).
 
 
-def _read_cli_file(machine: CloudEnvironment, name: str) -> bytes:
+def _read_cli_file(access: Access, name: str) -> bytes:
     """Return the content of a JSON file of the Azure CLI, or `{}` if the file does not exist."""
-    folder = machine.environ.get("AZURE_CONFIG_DIR") or f"{machine.home or ''}/.azure"
-    return machine.read(f"{folder}/{name}.json") or b"{}"
+    folder = edge.variable("AZURE_CONFIG_DIR") or f"{edge.home() or ''}/.azure"
+    return access.read(f"{folder}/{name}.json") or b"{}"
 
 
-def _read_cli_login(machine: CloudEnvironment, cloud: _Cloud) -> _Token | Request | None:
+def _read_cli_login(access: Access, cloud: _Cloud) -> _Token | Request | None:
     """Return the access token that `az login` has stored, or the request for another one.
 
     Returns None if nobody is logged in to this cloud. The structure of the files is not checked
     before: raises LookupError, TypeError, ValueError and others if it is unknown.
     """
-    profile: Any = json.loads(_read_cli_file(machine, "azureProfile"))
+    profile: Any = json.loads(_read_cli_file(access, "azureProfile"))
     subscriptions = [
         subscription
         for subscription in profile.get("subscriptions", ())
@@ -338,7 +335,7 @@ def _read_cli_login(machine: CloudEnvironment, cloud: _Cloud) -> _Token | Reques
     subscription = max(subscriptions, key=lambda each: each.get("isDefault") is True)
     tenant = subscription["tenantId"]
 
-    cache: Any = json.loads(_read_cli_file(machine, "msal_token_cache"))
+    cache: Any = json.loads(_read_cli_file(access, "msal_token_cache"))
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
@@ -353,7 +350,7 @@ def _read_cli_login(machine: CloudEnvironment, cloud: _Cloud) -> _Token | Reques
             if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
         ]
 
-    until = machine.wall() + _LEAST_TOKEN_LIFE
+    until = edge.current().wall() + _LEAST_TOKEN_LIFE
     audience = f"https://{cloud.audiences[0]}/"
     for entry in entries("AccessToken"):
         # `target` contains the scopes of the token, which begin with its audience.
@@ -381,7 +378,7 @@ def _text(value: object) -> str:
 # Asking.
 
 
-async def _ask_directory(machine: CloudEnvironment, cloud: _Cloud, request: Request) -> _Token:
+async def _ask_directory(access: Access, cloud: _Cloud, request: Request) -> _Token:
     """Request an access token for the first audience that the directory knows (section 6.2).
 
     Raises AuthError if no token is issued.
@@ -389,7 +386,7 @@ async def _ask_directory(machine: CloudEnvironment, cloud: _Cloud, request: Requ
 
     async def obtain(audience: str) -> _Token:
         complete = _for_audience(request, audience)
-        token = await ask(machine, complete, partial(_field, "access_token"))
+        token = await ask(access, complete, partial(_field, "access_token"))
         return _Token(request.source, token)
 
     *first_choices, last = cloud.audiences
@@ -412,7 +409,7 @@ def _for_audience(request: Request, audience: str) -> Request:
     return request._replace(body=request.body + f"&{scope}".encode())
 
 
-def _field(name: str, answer: Answer) -> str | None:
+def _field(name: str, answer: Response) -> str | None:
     """Return a text in an answer's JSON object. Returns None if there is none."""
     value = (json_object(answer.body) or {}).get(name)
     return value if isinstance(value, str) else None

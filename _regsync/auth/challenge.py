@@ -12,10 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
 
-from _regsync.addresses import is_loopback, is_private
-from _regsync.errors import AuthError
+from _regsync.addresses import Origin, check_foreign, is_loopback, resolve_location
+from _regsync.errors import AuthError, ProtocolBroken
 from _regsync.text import json_object, printable
 
 
@@ -77,61 +76,41 @@ _SHARED_DOMAINS = r"""(?x)(?:.*\.)?(?:
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
 
-def check_realm(realm: str, registry: str, *, is_http_allowed: bool, has_credentials: bool) -> None:
+def check_realm(realm: str, registry: Origin, *, has_credentials: bool) -> None:
     """Raise AuthError unless tokens may be requested from the URL `realm`
     (docs/protocol-facts.md section 2.7).
 
-    `registry` is the host of the registry that sent the realm. `is_http_allowed` is true if the
-    registry itself is reached over plain http. `has_credentials` is true if the token request would
-    carry credentials.
+    `registry` has sent the realm. `has_credentials` is true if the token request would carry
+    credentials.
     """
-    url = _split_url(realm)
-    host = _host_of(url) if url is not None else ""
-    hint: str | None = None
-    if url is None:
-        objection = "which is not a URL"
-    elif "@" in url.netloc or "#" in realm:
-        objection = "which holds user info or a fragment: refused"
-    elif url.scheme != "https" and not (url.scheme == "http" and is_http_allowed):
-        objection = "which is not https"
-        hint = "ask the registry's operator to correct its realm"
-    # All ports of this machine are trusted alike, also under different loopback names.
-    elif host == registry or (is_loopback(host) and is_loopback(registry)):
-        return
-    elif is_private(host):
-        objection = "which is a private address: refused"
-    elif has_credentials and not _has_same_owner(host, registry):
-        objection = "which may have another owner: the credentials are not sent"
+    hint = "ask the registry's operator to correct its realm"
+    scheme = "https?" if registry.scheme == "http" else "https"
+    try:
+        # Not relative, and without a fragment.
+        if not re.fullmatch(f"{scheme}://[^#]+", realm, re.IGNORECASE):
+            raise ProtocolBroken(f"it is not an {scheme.rstrip('?')} URL")
+        origin, _ = resolve_location(registry, "/", realm)
+        check_foreign(registry, origin)
+        if not has_credentials or _has_same_owner(origin.host, registry.host):
+            return
+        objection = "it may have another owner: the credentials are not sent"
         hint = "use auth_type: anonymous if the images are public"
-    else:
-        return
+    except ProtocolBroken as error:
+        objection = error.message
     # The user info before an `@` and the query after a `?` may be secrets.
     shown = printable(realm.partition("?")[0].rpartition("@")[2], 100)
-    raise AuthError(f"{registry} asks for a login at {shown!r}, {objection}", hint=hint)
-
-
-def _split_url(text: str) -> SplitResult | None:
-    """Split a URL into its parts. Returns None if the text is not a valid URL with a host."""
-    if not text.isascii() or not text.isprintable() or " " in text:
-        return None
-    try:
-        url = urlsplit(text)
-        _ = url.port  # raises ValueError if the port is not a number from 0 to 65535
-    except ValueError:
-        return None
-    return url if _host_of(url) else None
-
-
-def _host_of(url: SplitResult) -> str:
-    return (url.hostname or "").rstrip(".")
+    raise AuthError(f"{registry.host} asks for a login at {shown!r}: {objection}", hint=hint)
 
 
 def _has_same_owner(host: str, registry: str) -> bool:
     """Report whether a host belongs to the registry's owner, judged by its domain name.
 
     The host must be the registry, a subdomain of the registry, or a subdomain of the registry's
-    parent domain. The parent domain must not be shared by different owners.
+    parent domain. The parent domain must not be shared by different owners. All ports of this
+    machine have one owner, also under different loopback names.
     """
+    if host == registry or (is_loopback(host) and is_loopback(registry)):
+        return True
     domains = [registry]
     parent = registry.partition(".")[2]
     if not re.fullmatch(_SHARED_DOMAINS, parent):

@@ -12,37 +12,27 @@ import json
 import math
 import re
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 
+from _regsync import edge
 from _regsync.addresses import is_loopback
 from _regsync.auth.credentials import Credential, Pair, ReadFile, find_credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, SyncError, WireError
-from _regsync.net.wire import parse_retry_after
+from _regsync.net.wire import Response, parse_retry_after
 from _regsync.text import clean_beginning, printable
 
 Found = TypeVar("Found")
 
 
-class Answer(NamedTuple):
-    """The answer of a login service."""
-
-    status: int
-    headers: Mapping[str, str]  # names are lower case
-    body: bytes
-
-    def __repr__(self) -> str:
-        return f"<Answer {self.status}>"  # the body may contain secrets
-
-
 # A function that sends one request to a login service, and follows no redirects. Its arguments are
 # method, URL, headers, body, and the seconds of the whole exchange (None: only the connection's
-# time-outs). Raises SyncError if there is no answer.
-Fetch = Callable[..., Awaitable[Answer]]
+# time-outs). Returns the answer, whose body has been read. Raises SyncError if there is none.
+Fetch = Callable[..., Awaitable[Response]]
 
 
 class Login(NamedTuple):
@@ -56,30 +46,24 @@ class Login(NamedTuple):
 ANONYMOUS_LOGIN = Login(Credential(), math.inf)
 
 
-class CloudEnvironment(NamedTuple):
-    """The parts of this machine that the cloud logins depend on."""
+class Access(NamedTuple):
+    """How the logins of clouds read files, and ask services."""
 
-    environ: Mapping[str, str]
-    home: str | None  # the user's home directory
     read: ReadFile
-    wall: Callable[[], float]  # returns seconds since 1970
     fetch: Fetch
-
-    def __repr__(self) -> str:
-        return "<CloudEnvironment>"  # the environment variables may contain secrets
 
 
 class CloudModule(Protocol):
     """What the modules aws, azure and google have in common."""
 
-    def is_configured(self, machine: CloudEnvironment) -> bool:
+    def is_configured(self, access: Access) -> bool:
         """Report whether an environment variable or a file configures an identity.
 
         No request is sent. Raises AuthError or ConfigError if a file is broken.
         """
 
     async def log_in(
-        self, machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
+        self, access: Access, registry: Registry, *, probing_metadata: bool
     ) -> Login | None:
         """Log in to a registry with the first identity that this machine has.
 
@@ -141,9 +125,9 @@ class Request(NamedTuple):
 
 
 async def ask(
-    machine: CloudEnvironment,
+    access: Access,
     request: Request,
-    read: Callable[[Answer], Found | None],
+    read: Callable[[Response], Found | None],
     attempts: int = ATTEMPTS,
 ) -> Found:
     """Send a request to a login service, and return what `read` finds in an answer of status 200.
@@ -158,7 +142,7 @@ async def ask(
         wait = 0.0  # seconds, by the service's Retry-After
         remedy: str | None = request.hint
         try:
-            answer = await machine.fetch(
+            answer = await access.fetch(
                 request.method, request.url, request.headers, request.body, request.seconds
             )
         except SyncError as error:
@@ -175,7 +159,9 @@ async def ask(
             is_busy = answer.status == 429 or answer.status >= 500
             code = WireError.code if is_busy else AuthError.code
             is_temporary = is_busy or _may_pass(answer.status, text, request)
-            wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall()) or 0.0
+            wait = (
+                parse_retry_after(answer.headers.get("retry-after"), edge.current().wall()) or 0.0
+            )
         if not (pauses and is_temporary):
             raise AuthError(f"{place}: {text}", hint=remedy, fatal=True, code=code)
         await anyio.sleep(max(pauses.pop(0), min(wait, _LONGEST_WAIT)))
@@ -196,7 +182,7 @@ def _may_pass(status: int, refusal: str, request: Request) -> bool:
     return is_incomplete or re.search(_BUSY, refusal) is not None
 
 
-def _refusal(answer: Answer) -> str:
+def _refusal(answer: Response) -> str:
     """Return the status of a useless answer, and the first two reasons that it gives."""
     text = clean_beginning(answer.body, _MOST_SEARCHED)
     name = answer.headers.get("x-amzn-errortype", "")  # AWS may name the error in a header
@@ -261,14 +247,9 @@ class CloudLogin:
     """
 
     def __init__(
-        self,
-        log_in: Callable[..., Awaitable[Login | None]],
-        wall: Callable[[], float],
-        *,
-        probing_metadata: bool,
+        self, log_in: Callable[..., Awaitable[Login | None]], *, probing_metadata: bool
     ) -> None:
-        self._log_in = log_in  # see `CloudModule`; machine and registry are set
-        self._wall = wall  # returns seconds since 1970
+        self._log_in = log_in  # see `CloudModule`; access and registry are set
         self._probing_metadata = probing_metadata
 
         # The current credential, which may have expired. None if there is none.
@@ -335,7 +316,7 @@ class CloudLogin:
             return
         self._credential = login.credential
         self.expires = login.expires
-        life = login.expires - self._wall()
+        life = login.expires - edge.current().wall()
         if not life > 0:  # or not a number
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
@@ -353,10 +334,8 @@ class CloudLogin:
 class Clouds:
     """All cloud logins of a run. Registries with the same login share one `CloudLogin`."""
 
-    def __init__(
-        self, machine: CloudEnvironment, load_module: Callable[[str], CloudModule]
-    ) -> None:
-        self._machine = machine
+    def __init__(self, access: Access, load_module: Callable[[str], CloudModule]) -> None:
+        self._access = access
         self._load_module = load_module  # returns the module of a cloud: "aws", "azure", "google"
         self._configured: dict[str, bool] = {}  # cloud -> whether its identity is configured here
         # Keys: (cloud, _login_key(...), cloud_profile, probing_metadata).
@@ -377,7 +356,6 @@ class Clouds:
         has a credential; then requests are sent anonymously. Raises AuthError if a source is
         unusable. `repository` is used as in `find_credential`. `read` reads a credential file.
         """
-        machine = self._machine
         cloud = _cloud_for(registry)
         # Without an `auth_type`, and with nothing here that configures an identity, a container
         # client's credential comes first, and then only the metadata service.
@@ -385,19 +363,19 @@ class Clouds:
             cloud is not None and registry.auth_type is None and not self._is_configured(cloud)
         )
         if cloud is None or probing_metadata:
-            credential = find_credential(registry, machine.environ, machine.home, read, repository)
+            credential = find_credential(registry, read, repository)
             if cloud is None or credential is not None:
                 return credential
         key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
-            log_in = partial(self._load_module(cloud).log_in, machine, registry)
-            self._logins[key] = CloudLogin(log_in, machine.wall, probing_metadata=probing_metadata)
+            log_in = partial(self._load_module(cloud).log_in, self._access, registry)
+            self._logins[key] = CloudLogin(log_in, probing_metadata=probing_metadata)
         return self._logins[key]
 
     def _is_configured(self, cloud: str) -> bool:
         if cloud not in self._configured:
             try:
-                self._configured[cloud] = self._load_module(cloud).is_configured(self._machine)
+                self._configured[cloud] = self._load_module(cloud).is_configured(self._access)
             except (AuthError, ConfigError):
                 # A broken file counts as an identity. The login will then report what is wrong.
                 self._configured[cloud] = True

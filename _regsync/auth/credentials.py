@@ -1,7 +1,7 @@
 """Credentials for registries, and the search for them in files and environment variables.
 
 Owns: credentials, the order of their sources, the format of container clients' files.
-May not know: challenges, clouds, sockets. Files and environment variables are arguments.
+May not know: challenges, clouds, sockets.
 Invariants: if a configured source is broken, no other source is used instead (R8). The repr of a
 credential shows no secret.
 Follows: docs/protocol-facts.md sections 3.1 to 3.4 and 7.1.
@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from _regsync import edge
 from _regsync.addresses import is_loopback
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError
@@ -74,11 +75,7 @@ class Credential(NamedTuple):
 
 
 def find_credential(
-    registry: Registry,
-    environ: Mapping[str, str],
-    home: str | None,
-    read: ReadFile,
-    repository: str | None = None,
+    registry: Registry, read: ReadFile, repository: str | None = None
 ) -> Credential | None:
     """Find the credential for a registry. Returns None if no source has a credential.
 
@@ -96,12 +93,12 @@ def find_credential(
     uses_github_token = (auth_type or registry.kind) == "ghcr"
     if uses_github_token:
         tried_sources.append("the environment variable GITHUB_TOKEN")
-        credential = _github_credential(registry, environ)
+        credential = _github_credential(registry)
         if credential is not None:
             return credential
     uses_files = auth_type != "ghcr"  # this type permits only the token in GITHUB_TOKEN
     if uses_files:
-        for file_name, text in _credential_files(environ, home, read):
+        for file_name, text in _credential_files(read):
             tried_sources.append(file_name)
             if text is None:  # there is no such file
                 continue
@@ -127,12 +124,12 @@ def _configured_credential(registry: Registry) -> Credential:
     )
 
 
-def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Credential | None:
+def _github_credential(registry: Registry) -> Credential | None:
     """Return the credential in GITHUB_TOKEN, or None if the variable is not set.
 
     Raises AuthError if the token would be sent over plain HTTP.
     """
-    token = environ.get("GITHUB_TOKEN")
+    token = edge.variable("GITHUB_TOKEN")
     if not token:
         return None
     if registry.scheme != "https" and not is_loopback(registry.host):
@@ -143,28 +140,27 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
             fatal=True,
         )
     # ghcr.io accepts any user name with a token (docs/protocol-facts.md section 7.1).
-    username = environ.get("GITHUB_ACTOR") or "regsync"
+    username = edge.variable("GITHUB_ACTOR") or "regsync"
     return Credential(username, token, found_at="GITHUB_TOKEN")
 
 
-def _credential_files(
-    environ: Mapping[str, str], home: str | None, read: ReadFile
-) -> Iterator[tuple[str, bytes | None]]:
+def _credential_files(read: ReadFile) -> Iterator[tuple[str, bytes | None]]:
     """Yield the name and the content of each credential file of docker and podman.
 
     The content is None if the file does not exist. The order is the order of precedence
     (docs/protocol-facts.md section 3.1). Raises AuthError if a file cannot be read.
     """
-    inline = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
+    inline = (edge.variable("DOCKER_AUTH_CONFIG") or "").encode("utf-8", "surrogateescape")
     yield "the environment variable DOCKER_AUTH_CONFIG", inline or None
 
-    docker_directory = environ.get("DOCKER_CONFIG") or _path_below(home, ".docker")
-    config_directory = environ.get("XDG_CONFIG_HOME") or _path_below(home, ".config")
-    session_directory = environ.get("XDG_RUNTIME_DIR")
+    home = edge.home()
+    docker_directory = edge.variable("DOCKER_CONFIG") or _path_below(home, ".docker")
+    config_directory = edge.variable("XDG_CONFIG_HOME") or _path_below(home, ".config")
+    session_directory = edge.variable("XDG_RUNTIME_DIR")
     user_id = os.getuid() if hasattr(os, "getuid") else 0  # Windows has no numeric user IDs
     session_file = f"/run/containers/{user_id}/auth.json"
     paths = (
-        environ.get("REGISTRY_AUTH_FILE"),
+        edge.variable("REGISTRY_AUTH_FILE"),
         _path_below(docker_directory, "config.json"),
         _path_below(session_directory, "containers", "auth.json") or session_file,
         _path_below(config_directory, "containers", "auth.json"),
@@ -181,38 +177,6 @@ def _path_below(directory: str | None, *names: str) -> str | None:
     return os.path.join(directory, *names) if directory else None
 
 
-class _CredentialFile(NamedTuple):
-    """The parsed content of a credential file of docker or podman."""
-
-    file_name: str  # the file's name, for messages
-    auths: dict[str, object]  # entries by registry, by repository or by URL
-    helpers: dict[str, object]  # `credHelpers`: names of credential helpers, by registry
-    store: object  # `credsStore`: the name of the credential helper for all other registries
-
-    def __repr__(self) -> str:
-        return f"_CredentialFile({self.file_name!r})"  # the entries contain secrets
-
-
-def _parse_file(file_name: str, text: bytes) -> _CredentialFile:
-    """Parse a credential file (docs/protocol-facts.md section 3.2).
-
-    Raises AuthError if it is malformed.
-    """
-    broken = AuthError(
-        f"{file_name} is not a credential file of docker or podman",
-        hint="correct it, or remove it and log in again",
-        fatal=True,
-    )
-    document = json_object(text)
-    if document is None:
-        raise broken
-    auths = document.get("auths") or {}
-    helpers = document.get("credHelpers") or {}
-    if not (isinstance(auths, dict) and isinstance(helpers, dict)):
-        raise broken
-    return _CredentialFile(file_name, auths, helpers, document.get("credsStore"))
-
-
 def _look_up(
     file_name: str, text: bytes, registry: Registry, repository: str | None
 ) -> Credential | None:
@@ -222,25 +186,36 @@ def _look_up(
     regsync's own cloud login replaces the file's credential helper. Raises AuthError for any other
     credential helper, because regsync starts no other programs, and for a malformed file.
     """
-    file = _parse_file(file_name, text)
+    document = json_object(text)
+    fields = document or {}
+    entries = fields.get("auths") or {}  # by registry, by repository or by URL
+    helpers = fields.get("credHelpers") or {}  # names of credential helpers, by registry
+    store = fields.get("credsStore")  # the name of the helper for all other registries
+    if document is None or not (isinstance(entries, dict) and isinstance(helpers, dict)):
+        raise AuthError(
+            f"{file_name} is not a credential file of docker or podman",
+            hint="correct it, or remove it and log in again",
+            fatal=True,
+        )
+
     names = _names_in_files(registry)
-    helper = next(filter(None, map(file.helpers.get, names)), None)  # the registry's own helper
+    helper = next(filter(None, map(helpers.get, names)), None)  # the registry's own helper
     if helper:
         if not _is_replaced(helper, registry):
             raise _delegation_error(file_name, helper, registry, section="credHelpers")
         return None
 
-    keys = _matching_keys(file, names, repository)
+    keys = _matching_keys(entries, names, repository)
     for key in keys:
-        credential = _read_entry(file_name, file.auths[key], registry)
+        credential = _read_entry(file_name, entries[key], registry)
         if credential is not None:
             return credential
     # `docker login` writes an empty entry for each login that it puts in the store
     # (nativeStore.Store of docker/cli). Without such an entry, only an `auth_type` suggests that
     # the store has a login.
     may_be_in_store = bool(keys) or registry.auth_type is not None
-    if file.store and may_be_in_store and not _is_replaced(file.store, registry):
-        raise _delegation_error(file_name, file.store, registry, section="credsStore")
+    if store and may_be_in_store and not _is_replaced(store, registry):
+        raise _delegation_error(file_name, store, registry, section="credsStore")
     return None
 
 
@@ -252,8 +227,10 @@ def _names_in_files(registry: Registry) -> list[str]:
     return names
 
 
-def _matching_keys(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
-    """Return the keys of `auths` that apply to a repository, most specific first.
+def _matching_keys(
+    entries: Mapping[str, object], names: list[str], repository: str | None
+) -> list[str]:
+    """Return the keys of `entries` that apply to a repository, most specific first.
 
     The order is: the repository, its parent paths, the registry itself, URLs of the registry.
     `names` are the names of the registry.
@@ -261,11 +238,11 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     parts = (repository or "").split("/")
     paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # for `a/b`: `a/b`, `a`
     names_with_path = [f"{name}/{path}" for path in paths for name in names]
-    keys = [key for key in (*names_with_path, *names) if key in file.auths]
+    keys = [key for key in (*names_with_path, *names) if key in entries]
 
     # Older keys are URLs, of which only the host is compared. A key without a scheme may be a
     # repository.
-    for key in file.auths:
+    for key in entries:
         host = re.sub(r"^https?://([^/]*).*", r"\1", key.lower()).rstrip("/")
         if key not in keys and host in names:
             keys.append(key)

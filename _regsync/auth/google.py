@@ -18,19 +18,12 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from _regsync.auth.cloud import (
-    ATTEMPTS,
-    Answer,
-    CloudEnvironment,
-    Login,
-    Request,
-    ask,
-    first_found,
-    shown_host,
-)
+from _regsync import edge
+from _regsync.auth.cloud import ATTEMPTS, Access, Login, Request, ask, first_found, shown_host
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError
+from _regsync.net.wire import Response
 from _regsync.text import json_object, keep_passing_secret, mask_unless_word, one_line, printable
 
 _FILE_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -105,25 +98,23 @@ _GRANTS = {
 }
 
 
-def is_configured(machine: CloudEnvironment) -> bool:
+def is_configured(access: Access) -> bool:
     """Report whether an environment variable or a file provides a Google identity."""
-    if any(machine.environ.get(name) for name in (_FILE_VARIABLE, *_METADATA_VARIABLES)):
+    if any(map(edge.variable, (_FILE_VARIABLE, *_METADATA_VARIABLES))):
         return True
-    path = _well_known_file(machine)
-    return bool(path) and machine.read(path) is not None
+    path = _well_known_file()
+    return bool(path) and access.read(path) is not None
 
 
-async def log_in(
-    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
-) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
     """Request an access token, which is the password of all of Google's registries.
 
     Raises AuthError if this machine has no identity. If `probing_metadata` is true, only the
     metadata server is asked, and the function returns None if it issues no token.
     """
-    by_metadata = partial(_log_in_by_metadata, machine, is_probe=probing_metadata)
+    by_metadata = partial(_log_in_by_metadata, access, is_probe=probing_metadata)
     return await first_found(
-        [by_metadata] if probing_metadata else [partial(_log_in_by_file, machine), by_metadata],
+        [by_metadata] if probing_metadata else [partial(_log_in_by_file, access), by_metadata],
         registry,
         missing="Google identity",
         hint=f"{_LOGIN_HINT}, name a key file in {_FILE_VARIABLE}, or {_ATTACH_HINT}; "
@@ -132,13 +123,13 @@ async def log_in(
     )
 
 
-def _well_known_file(machine: CloudEnvironment) -> str:
+def _well_known_file() -> str:
     """Return the path of gcloud's credential file. Returns "" if there is no home directory."""
-    folder = machine.environ.get("CLOUDSDK_CONFIG")
+    folder = edge.variable("CLOUDSDK_CONFIG")
     if not folder and os.name == "nt":
-        folder = _path_below(machine.environ.get("APPDATA"), "gcloud")
+        folder = _path_below(edge.variable("APPDATA"), "gcloud")
     elif not folder:
-        folder = _path_below(machine.home, ".config/gcloud")
+        folder = _path_below(edge.home(), ".config/gcloud")
     return _path_below(folder, "application_default_credentials.json")
 
 
@@ -146,40 +137,40 @@ def _path_below(folder: str | None, name: str) -> str:
     return os.path.join(folder, name) if folder else ""
 
 
-async def _log_in_by_file(machine: CloudEnvironment) -> Login | str:
+async def _log_in_by_file(access: Access) -> Login | str:
     """Log in with the credential file. Returns the places looked at if there is none.
 
     Raises AuthError if the file that the variable names does not exist, or does not work.
     """
-    configured_path = machine.environ.get(_FILE_VARIABLE)
-    path = configured_path or _well_known_file(machine)
-    text = machine.read(path) if path else None
+    configured_path = edge.variable(_FILE_VARIABLE)
+    path = configured_path or _well_known_file()
+    text = access.read(path) if path else None
     if text is None and not configured_path:
         return f"the environment variable {_FILE_VARIABLE}, {path or 'no home directory'}"
     name = f"{path} ({_FILE_VARIABLE})" if configured_path else path
     if text is None:
         hint = f"correct or unset {_FILE_VARIABLE}"
         raise AuthError(f"{name}: the file does not exist", hint=hint, fatal=True)
-    return await _CredentialFile(machine, name, json_object(text) or {}).log_in()
+    return await _CredentialFile(access, name, json_object(text) or {}).log_in()
 
 
-async def _log_in_by_metadata(machine: CloudEnvironment, *, is_probe: bool) -> Login | str:
+async def _log_in_by_metadata(access: Access, *, is_probe: bool) -> Login | str:
     """Request a token of this machine's service account from the metadata server.
 
     Returns the server's name, and why it issues no token, if it issues none. A probe, for which
     there may be no such server, is one short attempt.
     """
-    addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
+    addresses = map(edge.variable, _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
     source = f"the metadata server {shown_host(host)}"
-    if machine.environ.get("NO_GCE_CHECK") == "true":
+    if edge.variable("NO_GCE_CHECK") == "true":
         return f"{source}: not asked because of NO_GCE_CHECK"
 
-    def read(answer: Answer) -> Login | None:
+    def read(answer: Response) -> Login | None:
         # Outside of Google's cloud, another server may have this address.
         if answer.headers.get("metadata-flavor") != "Google":
             raise AuthError(f"{source}: the answer is not Google's")
-        return _read_login(answer, machine.wall(), source)
+        return _read_login(answer, edge.current().wall(), source)
 
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default"
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
@@ -187,13 +178,13 @@ async def _log_in_by_metadata(machine: CloudEnvironment, *, is_probe: bool) -> L
     headers = [("Metadata-Flavor", "Google")]
     request = Request("GET", url, headers, source=source, seconds=seconds)
     try:
-        return await ask(machine, request, read, attempts=1 if is_probe else ATTEMPTS)
+        return await ask(access, request, read, attempts=1 if is_probe else ATTEMPTS)
     except AuthError as error:
         return error.message
 
 
 def _read_login(
-    answer: Answer, now: float, source: str, requested_life: object = None
+    answer: Response, now: float, source: str, requested_life: object = None
 ) -> Login | None:
     """Return the registry login with the access token in an answer, or None if it has none.
 
@@ -213,7 +204,7 @@ def _read_login(
 class _CredentialFile(NamedTuple):
     """A credential file, or an object inside one."""
 
-    machine: CloudEnvironment
+    access: Access
     name: str  # of the file and of the object in it, for messages
     fields: dict[str, object]
 
@@ -261,7 +252,7 @@ class _CredentialFile(NamedTuple):
         """Return the object in a field. Its fields are empty if the object is missing."""
         value = self.fields.get(name)
         fields = value if isinstance(value, dict) else {}
-        return _CredentialFile(self.machine, f"{self.name}, {name}", fields)
+        return _CredentialFile(self.access, f"{self.name}, {name}", fields)
 
     # The logins.
 
@@ -349,10 +340,10 @@ class _CredentialFile(NamedTuple):
         """Send a token request. Errors name this file, its type and the service's host."""
         source = f"{self.name}, {self.fields['type']} at {urlsplit(request.url).netloc}"
 
-        def read(answer: Answer) -> Login | None:
-            return _read_login(answer, self.machine.wall(), source, requested_life)
+        def read(answer: Response) -> Login | None:
+            return _read_login(answer, edge.current().wall(), source, requested_life)
 
-        return await ask(self.machine, request._replace(source=source), read)
+        return await ask(self.access, request._replace(source=source), read)
 
     def _assertion(self) -> str:
         """Build a JWT signed with the service account's key.
@@ -361,7 +352,7 @@ class _CredentialFile(NamedTuple):
         """
         from _regsync.crypto import sign_rs256
 
-        now = int(self.machine.wall())
+        now = int(edge.current().wall())
         header = {"typ": "JWT", "alg": "RS256", "kid": self.text("private_key_id")}
         claims = {
             "iat": now,
@@ -402,7 +393,7 @@ class _CredentialFile(NamedTuple):
         URL, or if the URL does not answer with a content.
         """
         if "file" in self.fields:
-            return self.machine.read(self.text("file")) or b""
+            return self.access.read(self.text("file")) or b""
 
         # `environment_id` marks an AWS source, whose `url` returns AWS keys instead of a token.
         if "url" in self.fields and "environment_id" not in self.fields:
@@ -415,7 +406,7 @@ class _CredentialFile(NamedTuple):
                 source=self.name,
                 hint="check url and headers of the credential_source",
             )
-            return await ask(self.machine, request, lambda answer: answer.body)
+            return await ask(self.access, request, lambda answer: answer.body)
 
         field_names = ", ".join(self.fields) or "nothing"
         raise self.error(

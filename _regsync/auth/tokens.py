@@ -16,16 +16,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 import anyio
 
+from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
-from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
+from _regsync.auth.cloud import CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential
 from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.wire import Response, parse_retry_after
@@ -103,26 +104,18 @@ class Authenticator:
     """
 
     def __init__(
-        self,
-        *,
-        origin: Origin,
-        credential: Credential | CloudLogin | None,
-        fetch: Fetch,
-        now: Callable[[], float],
-        wall: Callable[[], float],
+        self, *, origin: Origin, credential: Credential | CloudLogin | None, fetch: Fetch
     ) -> None:
         self._origin = origin
         self._token_service = f"the token service of {origin.authority}"  # for messages
         self._fetch = fetch
-        self._now = now  # the event loop's clock, in seconds
-        self._wall = wall  # seconds since 1970
 
         # The cloud login that provides the credential when it is needed, or None.
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
         self.credential = Credential()
         self._set_credential(credential if isinstance(credential, Credential) else Credential())
         self._rejected: Credential | None = None  # was refused; only a cloud may replace it
-        self._refusal: SyncError | None = None  # ends all logins of this run
+        self.refusal: SyncError | None = None  # ends all logins of this run
 
         # The challenge that each request answers. None until the registry has sent one. Its scope
         # is empty, unless one scope is for all repositories (ECR Public: `aws`).
@@ -193,7 +186,7 @@ class Authenticator:
         """Start another run: discard what is planned and what has expired, and treat the challenge
         as out of date.
         """
-        now = self._now()
+        now = anyio.current_time()
         ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
         self._drop(ended)
         self._planned.clear()
@@ -201,7 +194,7 @@ class Authenticator:
         self._working.clear()
         self._is_challenge_confirmed = False
         # The account may have been unlocked since the last run.
-        self._rejected = self._refusal = None
+        self._rejected = self.refusal = None
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run will use a repository, so that the next token request names it too.
@@ -263,8 +256,8 @@ class Authenticator:
         attempts_before = self._attempts
         key = self._lock_key(needed)
         async with self._locks[key]:
-            if self._refusal is not None:
-                raise self._refusal.copy_without_context()
+            if self.refusal is not None:
+                raise self.refusal.copy_without_context()
             attempt, failure = self._failures.get(needed, (0, None))
             if failure is not None and attempt > attempts_before:
                 raise failure.copy_without_context() from failure
@@ -280,7 +273,7 @@ class Authenticator:
             except SyncError as error:
                 is_final = isinstance(error, AuthError) and error.fatal
                 if is_final:
-                    self._refusal = error
+                    self.refusal = error
                 if not (self._is_challenge_confirmed or error.retryable or is_final):
                     # The challenge was saved by an earlier run, and no longer leads to a login. The
                     # registry answers a request without a login with the current one.
@@ -329,7 +322,7 @@ class Authenticator:
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         renew_at = math.inf
         if self.cloud_login is not None:  # at least this request is sent before the next renewal
-            renew_at = max(self.cloud_login.renew_at, self._now() + 1.0)
+            renew_at = max(self.cloud_login.renew_at, anyio.current_time() + 1.0)
         self._covering[needed] = Grant(basic, needed, renew_at, renew_at)
 
     def _find_token(self, needed: Scopes, for_body: bool) -> bool:
@@ -340,7 +333,7 @@ class Authenticator:
             grants = [self._grants.get(wanted)]
         is_for_all = self._challenge is not None and self._challenge.scope
         for grant in grants:
-            if grant is None or not _serves(grant, self._now(), for_body):
+            if grant is None or not _serves(grant, anyio.current_time(), for_body):
                 continue
             if wanted <= grant.scopes or is_for_all:
                 self._covering[needed] = grant
@@ -362,7 +355,7 @@ class Authenticator:
         is_for_all = self._challenge is not None and self._challenge.scope
         if self._wants_exact or is_for_all or wanted in self._learnt:
             return wanted
-        now = self._now()
+        now = anyio.current_time()
         grants = self._grants.values()
         live = [grant.scopes for grant in grants if _serves(grant, now, for_body)]
         covered = wanted.union(*live)
@@ -377,7 +370,7 @@ class Authenticator:
         """
         await self._renew_credential()
         wanted = self._with_planned(self._wanted(needed), for_body)
-        began = self._now()
+        began = anyio.current_time()
         used = self.credential
         answer = await self._request_token(wanted, needed)
         # OAuth2 refuses a refresh token with 400 (RFC 6749 section 5.2). A new login of a cloud's
@@ -404,7 +397,7 @@ class Authenticator:
         else:
             raise self._token_error(answer, wanted, needed)
 
-    async def _request_token(self, wanted: Scopes, needed: Scopes) -> Answer:
+    async def _request_token(self, wanted: Scopes, needed: Scopes) -> Response:
         """Send a token request: by POST with a refresh token (docs/protocol-facts.md section 2.4),
         else by GET with a password or anonymously (section 2.3).
         """
@@ -436,12 +429,7 @@ class Authenticator:
         return await self._fetch("GET", url, headers, b"")
 
     def _check_realm(self, challenge: Challenge) -> None:
-        check_realm(
-            challenge.realm,
-            self._origin.host,
-            is_http_allowed=self._origin.scheme == "http",
-            has_credentials=not self.is_anonymous,
-        )
+        check_realm(challenge.realm, self._origin, has_credentials=not self.is_anonymous)
 
     def _read_token(self, body: bytes, scopes: Scopes, began: float) -> Grant:
         """Read the answer to a token request that began at this time. Raises AuthError if it has no
@@ -461,7 +449,7 @@ class Authenticator:
 
         lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
-            lifetime = jwt_lifetime(token, self._wall())
+            lifetime = jwt_lifetime(token, edge.current().wall())
         # A token of unknown lifetime serves requests that can be repeated until it is refused.
         renew_at, renew_before_body = math.inf, began + _SHORTEST_LIFE
         with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
@@ -469,7 +457,7 @@ class Authenticator:
             renew_at = renew_before_body = began + seconds * _RENEW_AT
         return Grant(f"Bearer {token}", scopes, renew_at, renew_before_body)
 
-    def _token_error(self, answer: Answer, wanted: Scopes, needed: Scopes) -> SyncError:
+    def _token_error(self, answer: Response, wanted: Scopes, needed: Scopes) -> SyncError:
         """Return the error for an error status of the token service: a RegistryError if a later
         attempt may succeed, otherwise an AuthError.
         """
@@ -479,7 +467,7 @@ class Authenticator:
         reason = parse_error_body(answer.body).message
         suffix = f": {printable(reason, _MOST_REASON)}" if reason else ""
         if status in (408, 429) or status >= 500:
-            wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
+            wait = parse_retry_after(answer.headers.get("retry-after"), edge.current().wall())
             message = f"{who} answered {status}{suffix}"
             return RegistryError(message, status=status, retry_after=wait)
 
@@ -549,8 +537,8 @@ class Authenticator:
                 self._covering.clear()
                 # A new login of a cloud's identity that was never let in would be refused too.
                 if self.cloud_login is None or not self.was_accepted:
-                    self._refusal = self._refused_error(self._origin.authority)
-                    raise self._refusal.copy_without_context()
+                    self.refusal = self._refused_error(self._origin.authority)
+                    raise self.refusal.copy_without_context()
             return may_help
         if sent is not None and is_current:
             # Other tokens for the same are older, and have probably ended too.

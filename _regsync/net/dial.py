@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 import ssl
 from base64 import b64encode
@@ -31,7 +30,7 @@ from _regsync.addresses import Origin
 from _regsync.edge import WANT_READ, WANT_WRITE
 from _regsync.errors import ConnectFailed, ProtocolBroken, WireError
 from _regsync.net.proxies import Proxy
-from _regsync.net.wire import Connection, Request, Response, Timeouts, tls_failure
+from _regsync.net.wire import Connection, Request, Timeouts, tls_failure
 from _regsync.text import keep_secret, printable
 
 # Seconds between connection attempts to different addresses (RFC 8305 section 5).
@@ -40,13 +39,12 @@ _ATTEMPT_DELAY = 0.25
 # The resolver's errors for a name that does not exist, or has no address.
 _UNKNOWN_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
+_LOGIN_HINT = (
+    "put user and password into the proxy's URL, percent-encoded; the proxy has to accept Basic"
+)
+
 # Seconds until `wait` returns if another task already waits for the same direction of the socket.
 _BUSY_PAUSE = 0.01
-
-# Matches the names of authentication schemes in a Proxy-Authenticate header.
-_PROXY_SCHEMES = re.compile(
-    r"(?:^|, *)(Basic|Bearer|Digest|Negotiate|NTLM)(?![^ ,])", re.IGNORECASE
-)
 
 
 async def open_stream(
@@ -78,7 +76,6 @@ async def open_stream(
 async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
     """Connect to a port of a host. Raises ConnectFailed if there is no connection in time."""
     authority = Origin("", host, port).authority
-    brief = f"no connection within {timeouts.connect:g} s"
     message = f"no connection to {authority} within {timeouts.connect:g} s"
     cause: OSError | None = None
     try:
@@ -98,10 +95,10 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
         raise failure from error
     except OSError as error:
         cause = error
-        brief = printable(error.strerror or str(error), 100).lower()
-        message = f"no connection to {authority}: {brief}"
+        reason = printable(error.strerror or str(error), 100).lower()
+        message = f"no connection to {authority}: {reason}"
     hint = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
-    raise ConnectFailed(message, brief=brief, hint=hint) from cause
+    raise ConnectFailed(message, hint=hint) from cause
 
 
 async def _start_tls(
@@ -153,31 +150,13 @@ async def _open_tunnel(
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None
 
     if not 200 <= answer.status < 300:
-        raise _tunnel_error(proxy, target, answer)
+        # No text of the answer is shown, because it may have our login.
+        refusal = f"the proxy {proxy} refused a tunnel to {target} ({answer.status})"
+        failure = ConnectFailed(refusal, hint=_LOGIN_HINT if answer.status == 407 else None)
+        failure.retryable = answer.status >= 500
+        raise failure
     if connection.unread():
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
-
-
-def _tunnel_error(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
-    """Return the error for a proxy's refusal. It has a hint if the proxy asks for a login."""
-    error = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({answer.status})")
-    error.retryable = answer.status >= 500
-    asks_for_login = answer.status == 407
-    if not asks_for_login:
-        return error
-
-    # The challenge may contain our login, so only the names of its schemes are shown.
-    challenge = ", ".join(answer.headers.all("proxy-authenticate"))
-    schemes = _PROXY_SCHEMES.findall(challenge)
-    if schemes:
-        error.message += f", it accepts {' or '.join(schemes)}"
-    if challenge and "basic" not in [scheme.lower() for scheme in schemes]:
-        error.hint = "use a proxy that accepts Basic: no other scheme is supported"
-    elif proxy.username:
-        error.hint = "check the user and password in the proxy's URL"
-    else:
-        error.hint = "put user and password into the proxy's URL, percent-encoded"
-    return error
 
 
 # The edge of this process.

@@ -1,6 +1,6 @@
 """Which proxy a connection goes through.
 
-The variables and the grammar of NO_PROXY are Go's (`httpproxy`), which container clients use
+The variables and nearly all of NO_PROXY's grammar are Go's (`httpproxy`), as in container clients
 (docs/protocol-facts.md section 8.1). As in curl and Python, the lower-case variable comes first, and
 an empty variable counts as unset.
 
@@ -115,23 +115,17 @@ def _names_origin(item: str, host: str, port: int) -> bool:
         except ValueError:
             return False
 
-    # NAME, NAME:PORT, [ADDRESS], [ADDRESS]:PORT, or an IPv6 address without brackets.
-    name = item
-    name_and_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
-    if name_and_port:
-        name, only_port = name_and_port.groups()
-        if only_port not in ("", str(port)):
-            return False
-    name = name.strip("[]")
-    if not name:
+    # NAME, NAME:PORT, or an address. A name stands for its sub-domains too.
+    name, only_port = item, ""
+    if item.count(":") == 1:  # an IPv6 address has more
+        name, only_port = item.split(":")
+    if only_port not in ("", str(port)):
         return False
-
+    name = name.removeprefix("*").removeprefix(".")
     named_address = _address(name)
     if address or named_address:
         return address == named_address  # an address never matches a name
-    if name.startswith((".", "*.")):  # sub-domains only
-        return host.endswith(name.removeprefix("*"))
-    return host == name or host.endswith(f".{name}")
+    return bool(name) and f".{host}".endswith(f".{name}")
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:

@@ -1,6 +1,7 @@
 """Which authorities are trusted, which certificates are shown, and why TLS failed.
 
-Invariants: a file that the user named is used, or is an error; no other file replaces it. A caller
+Invariants: a file that the user named is used, or is an error; no other file replaces it. Of the
+directories in SSL_CERT_DIR those that OpenSSL can read by hashed names are used. A caller
 keeps the contexts that it made, because reading a bundle of authorities takes 30 ms.
 Follows: docs/design.md section 9 ("Trust"), docs/protocol-facts.md section 8.2.
 """
@@ -11,8 +12,9 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from _regsync import edge
 from _regsync.errors import ConfigError
 from _regsync.text import printable
 
@@ -66,8 +68,6 @@ def make_context(
     client_cert: str | None = None,
     client_key: str | None = None,
     certs_d: tuple[str, ...] = (),
-    *,
-    environ: Mapping[str, str],
 ) -> ssl.SSLContext:
     """Return a client context that trusts the system's authorities and the named ones.
 
@@ -79,7 +79,7 @@ def make_context(
     authorities = [ca_file] if ca_file else own_authorities
 
     context = _new_context()
-    _trust_system(context, environ, is_required=not authorities)
+    _trust_system(context, is_required=not authorities)
     for file in authorities:
         _load(f"ca_file {printable(file)}", context.load_verify_locations, file)
 
@@ -108,27 +108,22 @@ def _new_context() -> ssl.SSLContext:
     return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _trust_system(
-    context: ssl.SSLContext, environ: Mapping[str, str], *, is_required: bool
-) -> None:
+def _trust_system(context: ssl.SSLContext, *, is_required: bool) -> None:
     """Load the system's authorities into a context.
 
     SSL_CERT_FILE and SSL_CERT_DIR each replace only their own default, as in OpenSSL. If neither is
     set, one default is enough: a directory is preferred, because OpenSSL reads from it only if it
-    looks up a certificate. Raises ConfigError if a file or directory that the environment names
-    cannot be used, or if `is_required` and no authority can be found.
+    looks up a certificate. Raises ConfigError if a file that the environment names cannot be used,
+    or if `is_required` and no authority can be found.
     """
-    bundle = environ.get("SSL_CERT_FILE")
+    bundle = edge.variable("SSL_CERT_FILE")
     if bundle:
         _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
     if _uses_truststore():  # the context trusts the system's store already
         return
 
     defaults = ssl.get_default_verify_paths()
-    named = environ.get("SSL_CERT_DIR")
-    for directory in named.split(os.pathsep) if named else ():
-        if not os.path.isdir(directory):
-            raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
+    named = edge.variable("SSL_CERT_DIR")
     searched = named.split(os.pathsep) if named else [defaults.openssl_capath]
     directories = list(filter(_is_hashed, searched))
     for directory in directories:
@@ -136,11 +131,6 @@ def _trust_system(
     if bundle or (directories and not named):
         return
 
-    if named and not directories:
-        raise ConfigError(
-            f"SSL_CERT_DIR={named} holds no hashed certificate names",
-            hint="run `openssl rehash` on the directory, or unset SSL_CERT_DIR",
-        )
     for file in (defaults.openssl_cafile, *(() if named else _BUNDLES)):
         if os.path.isfile(file):
             _load(f"the bundle {file}", context.load_verify_locations, file)
@@ -175,23 +165,13 @@ def _restrict_protocol(context: ssl.SSLContext) -> None:
 def _show_pairs(context: ssl.SSLContext, files: tuple[str, ...]) -> None:
     """Have a context show the client certificates among `files`, each with the key beside it.
 
-    Raises ConfigError if a certificate has no key, or a key no certificate.
+    Raises ConfigError if a certificate has no key.
     """
     # Of several certificates with the same type of key, OpenSSL uses the one that was loaded last.
     # Load in reverse order, so that the first by name is used.
     for path in reversed(files):
-        stem, _, kind = path.rpartition(".")
-        if kind not in ("cert", "key"):
-            continue
-        partner = f"{stem}.key" if kind == "cert" else f"{stem}.cert"
-        if partner not in files:
-            raise ConfigError(
-                f"{printable(path)} has no {printable(os.path.basename(partner))} beside it",
-                hint="name a client's certificate and key *.cert and *.key,"
-                " and an authority's certificate *.crt",
-            )
-        if kind == "cert":  # each pair once
-            _show_certificate(context, path, partner)
+        if path.endswith(".cert"):
+            _show_certificate(context, path, f"{path.removesuffix('.cert')}.key")
 
 
 def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
@@ -229,67 +209,40 @@ def _load(setting: str, load: Callable[..., None], *files: str, **options: str) 
 
 # Hints for failures.
 
-_CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
-
-_AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
-
-_NAME = "use a name in the certificate, or have it reissued"
-
-_PLAIN = "write http:// before the host if it serves plain HTTP"
-
-CLIENT_CERT_HINT = (
-    "give client_cert and client_key of the registry,"
-    " or put the pair into a container client's certs.d"
+_CLIENT_CERTIFICATE = (
+    "give client_cert and client_key of the registry, or put the pair into a container client's"
+    " certs.d; an authority that the registry accepts for clients must have issued it"
 )
 
-_CLIENT = (
-    "check client_cert and client_key of the registry, and which authority it accepts for clients"
-)
-
-_PURPOSE = "have the certificate reissued for serverAuth"
-
-_STRONG = "have the certificate reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
-
-_VERSION = "enable TLS 1.2 or newer there"
-
-_HANDSHAKE = "check whether it requires a client certificate or other ciphers"
-
-# Kinds of TLS failures: a pattern, what follows the host's name in the message, and a hint. The
-# pattern matches the number of a verification error in OpenSSL's x509_vfy.h, or the name of any
-# other error. The first match is used. Plain HTTP that is read as a TLS record has different names
-# in OpenSSL 1.1.1, 3.0 and 3.2. Go sends BAD_CERTIFICATE even if it received no certificate.
-_FAILURES = (
-    ("9", "is not trusted: its certificate is not valid yet", _CLOCK),
-    ("10", "is not trusted: its certificate has expired", _CLOCK),
-    ("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
-    ("2|19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY),
-    ("26", "is not trusted: its certificate is not meant for a server", _PURPOSE),
-    ("66|67|68", "is not trusted: its certificate, or the authority's, is too weak", _STRONG),
-    ("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
-    ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
-    (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", CLIENT_CERT_HINT),
-    (".*ALERT_BAD_CERTIFICATE", "refused this client's certificate, or the lack of one", _CLIENT),
+# A pattern and its hint. The pattern matches the number of a verification error in OpenSSL's
+# x509_vfy.h, or the name of any other error. Plain HTTP that is read as a TLS record has different
+# names in OpenSSL 1.1.1, 3.0 and 3.2. A peer that misses a client certificate says so only from TLS
+# 1.3 on, and Go's says BAD_CERTIFICATE.
+_HINTS = (
+    ("9|10", "check this host's clock; if it is right, the registry's certificate must be renewed"),
     (
-        ".*ALERT_(UNKNOWN_CA|ACCESS_DENIED|.*CERTIFICATE.*)",
-        "refused this client's certificate",
-        _CLIENT,
+        "2|18|19|20|21",
+        "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE",
     ),
-    (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", _VERSION),
-    (".*HANDSHAKE_FAILURE", "refused the TLS handshake", _HANDSHAKE),
-    (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
+    (
+        "WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*|.*EOF.*",
+        "write http:// before the host if it serves plain HTTP",
+    ),
+    (".*ALERT_(.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)", _CLIENT_CERTIFICATE),
 )
 
 
 def explain(error: OSError, host: str) -> tuple[str, str | None]:
-    """Return one line that says why TLS with `host` failed, and a hint, or None if no hint is
-    known.
+    """Return one line that says why TLS with `host` failed, in the words of the TLS library, and a
+    hint, or None if no hint is known.
     """
     # An error of verification is known by the number in `verify_code`, another one by OpenSSL's name
     # in `reason`, and one without such a name by its class, such as SSLEOFError.
-    reason = getattr(error, "reason", None) or type(error).__name__
-    code = str(getattr(error, "verify_code", reason))
-    for pattern, problem, hint in _FAILURES:
-        if re.fullmatch(pattern, code):
-            return f"{host} {problem}", hint
-    message = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
-    return f"TLS with {host} failed: {printable(message, 200)}", None
+    reason = getattr(error, "reason", None)
+    code = str(getattr(error, "verify_code", reason or type(error).__name__))
+    hint = next((hint for pattern, hint in _HINTS if re.fullmatch(pattern, code)), None)
+    verdict = getattr(error, "verify_message", None)
+    if verdict:
+        return f"{host} is not trusted: {printable(verdict, 200)}", hint
+    words = reason.replace("_", " ").lower() if reason else error.strerror or code
+    return f"TLS with {host} failed: {printable(words, 200)}", hint

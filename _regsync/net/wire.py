@@ -180,8 +180,6 @@ class Response:
 
         has_body = method != "HEAD" and self.status not in (204, 304)
         is_content = has_body and self.status in (200, 206)
-        # The coding of a content that `read` decodes and `read_into` does not; "" for none.
-        self.coding = _coding_of(self.headers) if is_content else ""
 
         # The length of the body by its header, None if it has none. A transfer coding overrides the
         # header (RFC 9112 section 6.3).
@@ -250,8 +248,7 @@ class Response:
             self.is_reusable = self.is_reusable and not has_more
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body, decoded. Raises ContentError if it is longer than `limit` bytes, or
-        cannot be decoded.
+        """Return the whole body. Raises ContentError if it is longer than `limit` bytes.
 
         The body of an error (status 400 and above) may be too long or truncated. Then its beginning
         is returned. A second call returns the same bytes.
@@ -271,8 +268,6 @@ class Response:
         if len(body) > limit and not is_error:
             raise ContentError(f"the answer is longer than {limit} bytes")
         self.body = bytes(body[:limit])
-        if self.coding:
-            self.body = _decode(self.body, self.coding, limit)
         return self.body
 
     async def close(self) -> None:
@@ -302,59 +297,6 @@ class Response:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _coding_of(headers: Headers) -> str:
-    """Return the content coding, in lower case; "" for none. No request asks for one (R15)."""
-    codings = ",".join(headers.all("content-encoding")).lower().split(",")
-    return ", ".join(word for each in codings if (word := each.strip()) not in ("", "identity"))
-
-
-def coding_error(coding: str) -> ContentError:
-    """Return the error for content that cannot be decoded."""
-    shown = printable(coding, 40)
-    return ContentError(
-        f"the answer has Content-Encoding {shown!r}, which was not asked for and cannot be decoded"
-    )
-
-
-class Decoder:
-    """Decodes what came in gzip. Raises ContentError for any other coding, and for what is none."""
-
-    def __init__(self, coding: str) -> None:
-        import zlib  # hardly any run needs it
-
-        if coding not in ("gzip", "x-gzip"):
-            raise coding_error(coding)
-        self._coding = coding
-        self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self._error = zlib.error
-
-    @property
-    def is_complete(self) -> bool:
-        return self._decoder.eof
-
-    def decode(self, packed: bytes, most: int) -> tuple[bytes, bytes]:
-        """Return at most so many decoded bytes, and the bytes that are still packed."""
-        try:
-            return self._decoder.decompress(packed, most), self._decoder.unconsumed_tail
-        except self._error as error:
-            raise coding_error(self._coding) from error
-
-
-def _decode(body: bytes, coding: str, limit: int) -> bytes:
-    """Return a JSON document without its coding. Raises ContentError if it has more than `limit`
-    bytes, or cannot be decoded.
-    """
-    if body.lstrip()[:1] == b"{":
-        return body  # it has a label only
-    decoder = Decoder(coding)
-    decoded, _ = decoder.decode(body, limit + 1)
-    if len(decoded) > limit:
-        raise ContentError(f"the answer is longer than {limit} bytes")
-    if not decoder.is_complete:
-        raise coding_error(coding)
-    return decoded
 
 
 def _keeps_connection(headers: Headers) -> bool:
@@ -429,9 +371,8 @@ class Connection:
             text = f"{self._authority} moved nothing for {self.timeouts.idle:g} s"
             self.close(TimedOut(text))
             return
-        within = f"within {self._head_seconds:g} s"
-        text = f"no answer from {self._authority} {within}"
-        self.close(TimedOut(text, brief=f"no answer {within}"))
+        text = f"no answer from {self._authority} within {self._head_seconds:g} s"
+        self.close(TimedOut(text))
 
     def is_alive(self) -> bool:
         """Report, without waiting, whether the peer has neither closed an idle connection nor sent

@@ -18,18 +18,18 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import anyio
 
-from _regsync import __version__
-from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
+from _regsync import __version__, edge
+from _regsync.addresses import Origin, check_foreign, resolve_location
 from _regsync.auth.challenge import parse_error_body
-from _regsync.auth.cloud import Answer, CloudLogin
+from _regsync.auth.cloud import CloudLogin
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.tokens import NEEDED, Authenticator, Scopes, says_login_ended
 from _regsync.config import Registry
@@ -44,7 +44,6 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
-from _regsync.net.trust import CLIENT_CERT_HINT
 from _regsync.net.wire import Header, Pieces, Pool, Request, Response, Timeouts, parse_retry_after
 from _regsync.providers import DIALECTS, api_host
 from _regsync.registry.limits import (
@@ -87,27 +86,14 @@ _QUERY = r"\?\S+"
 # printed line.
 _QUERY_VALUES = "=([^&]{8,2048})"
 
-_LINE_BREAKS = re.compile("[\t\r\n]")
-
-# An http or https URL without its fragment.
-_ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.IGNORECASE)
-
 
 class Machine(NamedTuple):
-    """The parts of the machine that a run uses. Tests replace them."""
+    """What a command gives to its runs, besides the edge. Tests replace it."""
 
-    environ: Mapping[str, str]
-    home: str | None  # the user's home directory
     read: Callable[[str], bytes | None]  # read a file by its path; None if there is no such file
-    chance: Callable[[], float]  # a random number from 0 to 1
-    wall: Callable[[], float]  # seconds since 1970
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
-    open_files: int = 65536  # how many files the process may open, which bounds the permits
     traces: bool = True  # whether `log` shows the level "trace", which has one line per request
-
-    def __repr__(self) -> str:
-        return "<Machine>"  # it holds secrets
 
 
 class Run:
@@ -152,7 +138,7 @@ class Run:
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send a request to a login service, under no permit (I8). No redirect is followed (R2).
 
         `client` is that of the registry which names the service, None for a cloud's own service,
@@ -195,7 +181,7 @@ class Run:
 
     async def _ask(
         self, origin: Origin, request: Request, seconds: float | None, *, is_foreign: bool
-    ) -> Answer:
+    ) -> Response:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`, if they are given."""
         with anyio.move_on_after(seconds):
             async with await self.pool.exchange(origin, request, is_foreign=is_foreign) as response:
@@ -203,8 +189,8 @@ class Run:
                 # anybody who knows it.
                 trace = f"{request.method} {origin} -> {response.status}"
                 self.machine.log("trace", "request", trace)
-                content = await response.read(_LARGEST_TOKEN_ANSWER)
-                return Answer(response.status, dict(response.headers), content)
+                await response.read(_LARGEST_TOKEN_ANSWER)
+                return response
         assert seconds is not None  # only a time-out leaves the block without a return
         raise TimedOut(f"{origin} did not answer within {seconds:g} s")
 
@@ -213,7 +199,7 @@ class Run:
         return HostLimits(
             name,
             self.gate,
-            chance=machine.chance,
+            chance=edge.current().chance,
             log=machine.log,
             timeouts=machine.timeouts,
             # A host that is away has closed its idle connections, or will not read them.
@@ -323,11 +309,7 @@ class RegistryClient:
         self._run = run
         self._per_project = DIALECTS[registry.kind].per_project
         self.authenticator = Authenticator(
-            origin=self.origin,
-            credential=credential,
-            fetch=partial(run.fetch, self),
-            now=anyio.current_time,
-            wall=run.machine.wall,
+            origin=self.origin, credential=credential, fetch=partial(run.fetch, self)
         )
 
         # A password that is refused again and again locks its account.
@@ -339,29 +321,19 @@ class RegistryClient:
         # Whether broken uploads are resumed (rule 16). Set to False when the registry refuses that.
         self.can_resume = True
 
-        # The error with which all further requests with this credential fail in this run.
-        self._stop_error: SyncError | None = None
-
-        # The hint if the registry is configured with http, but may serve only https.
-        self._https_hint: str | None = None
-        if registry.scheme == "http":
-            secure = self.origin._replace(scheme="https")
-            self._https_hint = f"write {secure} if it serves HTTPS"
-
     def begin_run(self) -> None:
         """Prepare for another run, which tries the credential again."""
         self.is_used = False
         self.authenticator.begin()
-        self._stop_error = None
 
     def stop(self, error: SyncError) -> None:
         """Make all further requests with this credential fail with an error in this run."""
-        self._stop_error = error.copy_without_context()
+        self.authenticator.refusal = error.copy_without_context()
         self.limits.wake()
 
     def _raise_if_stopped(self) -> None:
-        if self._stop_error is not None:
-            raise self._stop_error.copy_without_context()
+        if self.authenticator.refusal is not None:
+            raise self.authenticator.refusal.copy_without_context()
         self.limits.raise_if_stopped()
 
     # The way of a request.
@@ -373,7 +345,7 @@ class RegistryClient:
         with its body, which may have at most `limit` bytes. Raises SyncError for a status not in
         `ok`.
         """
-        retry = Retry(self._run.machine.chance)
+        retry = Retry(edge.current().chance)
         while True:
             try:
                 async with await self.exchange(call, ok) as response:
@@ -490,7 +462,8 @@ class RegistryClient:
                 )
         except WireError as error:
             if error.side is None:  # otherwise the source of the body has failed, not this host
-                self._explain(error, origin)
+                if origin != self.origin:
+                    error.message += f" (a Location of {self.key} leads there)"
                 self._record_failure(exchange, error)
             raise
         if self._run.machine.traces:
@@ -592,7 +565,7 @@ class RegistryClient:
         status, header = response.status, response.headers.get
         if status < 500 and status not in (408, 429):
             return None
-        wall = self._run.machine.wall()
+        wall = edge.current().wall()
         quota = quota_wait(header, wall) if status == 429 else None
         return parse_retry_after(header("retry-after"), wall) if quota is None else quota
 
@@ -607,15 +580,6 @@ class RegistryClient:
             host.record_failure(error, turn.began, now, is_probe=is_probe)
         elif host.is_out:  # otherwise it says nothing: a registry may refuse a body so
             error.away = host
-
-    def _explain(self, error: WireError, origin: Origin) -> None:
-        """Say of a failed request what its message does not."""
-        if origin != self.origin:
-            error.message += f" (a Location of {self.key} leads there)"
-        # A host that disconnects or breaks the protocol may serve only https.
-        is_breach = not isinstance(error, ConnectFailed | TimedOut)
-        if is_breach and not self.limits.has_answered:
-            error.hint = self._https_hint or error.hint
 
     def refusal(self, exchange: Exchange) -> RegistryError:
         """Return the error for an answer whose body has been read, and record what it says of its
@@ -639,7 +603,7 @@ class RegistryClient:
         """Let the requests of a lane fail for `seconds`, because the registry asks for a longer wait
         than a run makes. Makes `error` final, and adds the time to its message.
         """
-        end = time.gmtime(self._run.machine.wall() + seconds)
+        end = time.gmtime(edge.current().wall() + seconds)
         moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
         wait = duration_text(seconds)
         error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
@@ -660,101 +624,15 @@ class RegistryClient:
             codes=codes,
             retry_after=self._asked_wait(response),
         )
-        error.hint = self._hint(status, response.body)
-        return error
-
-    def _hint(self, status: int, body: bytes) -> str | None:
-        """Return a hint for a refusal, or None if no hint is known for its status and body."""
         login = self.authenticator
         if status == 429 and login.is_anonymous:
-            return f"{login.login_hint}, for a higher limit"
-        if status in (401, 403):
-            return login.denied_hint
-        if status != 400:
-            return None
-        # nginx writes this if it requires a client certificate.
-        if b"SSL certificate" in body:
-            return CLIENT_CERT_HINT
-        # Go and nginx write this if a request with http arrives at a port for https. The answer to
-        # a HEAD has no text.
-        return self._https_hint if not body or b"HTTPS" in body else None
-
-
-# Locations: of a redirect, of a listing's next page, of an upload session.
-
-
-def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Resolve the `Location` of the answer to a request for `path` at `base`. It may be an absolute
-    URL or a relative reference.
-
-    Returns the origin, and the path with the query, whose text is not changed: it may be signed.
-    Raises ProtocolBroken if the location is not a valid http or https URL without a login.
-    """
-    # The URL of a login service may come from a variable that ends in a line break. urlsplit()
-    # drops the same characters.
-    location = _LINE_BREAKS.sub("", location).lstrip(" ")
-    url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
-    if url is None:
-        raise ProtocolBroken("the Location of the answer is not an http or https URL")
-    target = url["target"].removesuffix("?")  # an empty query; an upload appends its own
-    if not target.startswith("/"):
-        target = "/" + target
-    if re.search("[^!-~]", url[0]):
-        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
-    scheme, host, port = _split_origin(url["origin"])
-
-    # A registry behind a TLS proxy may name its own host with http. Stay with https (I6).
-    is_downgraded = base.scheme == "https" and scheme == "http"
-    is_same_host = host == base.host and port in (None, base.port)
-    if is_downgraded and is_same_host:
-        return base, target
-    return Origin(scheme, host, port or DEFAULT_PORTS[scheme], base.via), target
-
-
-def _join(base: str, location: str) -> str:
-    # `location` is a relative reference. urljoin() must not see an absolute URL, because it would
-    # drop an empty parameter, which a signature may cover.
-    from urllib.parse import urljoin
-
-    try:
-        return urljoin(base, location)
-    except ValueError as error:
-        raise ProtocolBroken("the Location of the answer is not a URL") from error
-
-
-# Cached, because a registry names the same few origins for each upload.
-@lru_cache(maxsize=64)
-def _split_origin(origin: str) -> tuple[str, str, int | None]:
-    """Split `scheme://host:port`. The port is None if it is not given.
-
-    Raises ProtocolBroken if the host is missing, or if there is a login.
-    """
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(origin)
-        port = parts.port
-        host = (parts.hostname or "").lower()
-    except ValueError as error:
-        raise ProtocolBroken("the Location of the answer is not a URL") from error
-    if not host or parts.username is not None:
-        raise ProtocolBroken("the Location of the answer is not an http or https URL")
-    return parts.scheme, host, port
+            error.hint = f"{login.login_hint}, for a higher limit"
+        elif status in (401, 403):
+            error.hint = login.denied_hint
+        return error
 
 
 def mask_signature(path: str) -> None:
     """Mask the values in the query of a URL that a registry has named, because one may sign it."""
     values = re.findall(_QUERY_VALUES, path)
     keep_passing_secret(*values, *map(unquote, values))
-
-
-def check_foreign(base: Origin, origin: Origin) -> None:
-    """Raise ProtocolBroken if an origin is less safe than the `base` that names it (R3, R4)."""
-    if base.scheme == "https" and origin.scheme != "https":
-        kind = "from https to http"
-    elif is_private(origin.host) and not is_private(base.host):
-        kind = "to a private address"
-    else:
-        return
-    where = printable(origin.host, 100)
-    raise ProtocolBroken(f"the registry redirects {kind} ({where}): not followed")

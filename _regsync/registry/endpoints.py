@@ -14,6 +14,7 @@ from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
+from _regsync.addresses import resolve_location
 from _regsync.errors import (
     ContentError,
     ListingBroken,
@@ -25,7 +26,7 @@ from _regsync.errors import (
     WrongBytes,
     adding_context,
 )
-from _regsync.net.wire import Decoder, Header, Response, coding_error
+from _regsync.net.wire import Header, Response
 from _regsync.oci import (
     ACCEPT_MANIFESTS,
     Descriptor,
@@ -38,7 +39,7 @@ from _regsync.oci import (
     parse_manifest,
 )
 from _regsync.providers import DIALECTS, api_repository
-from _regsync.registry.client import Call, Exchange, RegistryClient, resolve_location
+from _regsync.registry.client import Call, RegistryClient
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
 from _regsync.registry.repository import BlobBody, Locked
 from _regsync.registry.upload import Upload, check_stored_digest
@@ -459,9 +460,8 @@ class RemoteRepository(Locked):
         """Request a blob from byte `start` on. Returns a context that yields the response, whose
         body the caller reads in the context.
 
-        If `is_fresh`, the request uses a new connection, because the bytes were wrong before: a blob
-        that is called coded is decoded then, or if it has another length than the blob. `turn` was
-        taken for it already. The caller verifies the digest (I3).
+        If `is_fresh`, the request uses a new connection, because the bytes were wrong before. `turn`
+        was taken for it already. The caller verifies the digest (I3).
 
         Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
         section 1.13), and WrongBytes if the size differs from the descriptor's.
@@ -472,56 +472,11 @@ class RemoteRepository(Locked):
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
             exchange = await self.host.exchange(call, (200, 206), turn=turn)
             try:
-                response = exchange.response
-                has_other_length = response.length not in (None, blob.size - start)
-                if response.coding and not start and (is_fresh or has_other_length):
-                    return _Decoded(exchange, blob.size)
-                _check_range(response, blob, start)
+                _check_range(exchange.response, blob, start)
             except SyncError:
                 await exchange.__aexit__()
                 raise
         return exchange
-
-
-class _Decoded:
-    """A blob that came in a coding although nobody asked for one."""
-
-    def __init__(self, exchange: Exchange, size: int) -> None:
-        self._exchange = exchange
-        self._left = size  # bytes
-        self._decoder = Decoder(exchange.response.coding)
-        self._room = memoryview(bytearray(64 * 1024))
-        self._packed = b""
-
-    async def __aenter__(self) -> _Decoded:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exchange.__aexit__()
-
-    async def read_into(self, buffer: memoryview) -> int:
-        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end.
-
-        Raises ContentError if they cannot be decoded, or if the coded content has no end.
-        """
-        piece = await self._next(len(buffer))
-        buffer[: len(piece)] = piece
-        self._left -= len(piece)
-        if self._left == 0 and await self._next(1):
-            raise WrongBytes("the decoded blob is longer than its descriptor says")
-        return len(piece)
-
-    async def _next(self, most: int) -> bytes:
-        response = self._exchange.response
-        while not self._decoder.is_complete:
-            piece, self._packed = self._decoder.decode(self._packed, most)
-            if piece:
-                return piece
-            count = await response.read_into(self._room)
-            if not count:
-                raise coding_error(response.coding)
-            self._packed = bytes(self._room[:count])
-        return b""
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:

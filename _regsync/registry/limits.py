@@ -295,10 +295,9 @@ class HostLimits:
         self.stop(error)
 
     def describe_wait(self) -> str:
-        """Name the host that is waited for, and the reason in a few words."""
+        """Name the host that is waited for, and the reason."""
         assert self.error is not None
-        cause = getattr(self.error, "brief", "") or self.error.message
-        return f"waiting for {self.name} ({cause})"
+        return f"waiting for {self.name} ({self.error.message})"
 
     async def wait(self) -> None:
         """Wait until this task may ask the host again: one task for each pause. Raises the error of

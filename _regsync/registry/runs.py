@@ -19,12 +19,12 @@ import anyio
 
 from _regsync import edge
 from _regsync.addresses import Origin
-from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Clouds
+from _regsync.auth.cloud import Access, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.net.dial import open_stream
-from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
+from _regsync.net.proxies import Proxy, proxy_for
 from _regsync.net.trust import find_certs_d, make_context
 from _regsync.net.wire import Pool
 from _regsync.providers import DIALECTS, api_host
@@ -33,9 +33,6 @@ from _regsync.registry.limits import DEFAULT_CONCURRENCY, HostLimits
 
 # What the requests of one client have in common: host:port, login, why there is none, trust, proxy.
 _ClientKey = tuple[str | Credential | CloudLogin | None, ...]
-
-# How many files the process needs besides those of its connections.
-_OWN_FILES = 24
 
 
 class Dialer:
@@ -46,7 +43,7 @@ class Dialer:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.read = cache(machine.read)
-        self._contexts = cache(partial(make_context, environ=machine.environ))
+        self._contexts = cache(make_context)
         self._certs_d = cache(find_certs_d)
 
     def prepare(self, registry: Registry) -> None:
@@ -61,7 +58,7 @@ class Dialer:
 
     def proxy_of(self, registry: Registry) -> Proxy | None:
         """Return the proxy through which a registry is reached. Raises ConfigError."""
-        host, environ = api_host(registry.host), self._machine.environ
+        host, environ = api_host(registry.host), edge.current().environ
         return proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
 
     async def dial(
@@ -81,7 +78,7 @@ class Dialer:
             origin.scheme,
             origin.host,
             origin.port,
-            self._machine.environ,
+            edge.current().environ,
             registry.proxy if registry else None,
             heeds_exemptions=registry_there is None,
         )
@@ -112,7 +109,7 @@ class Dialer:
         if registry is None:
             return self._contexts()
         # Certificates of authorities (.crt), client certificates (.cert) and their keys (.key).
-        files = self._certs_d(self._machine.home, registry.authority, registry.port)
+        files = self._certs_d(edge.home(), registry.authority, registry.port)
         if not has_certificate:
             authorities = tuple(file for file in files if file.endswith(".crt"))
             return self._contexts(registry.ca_file, certs_d=authorities)
@@ -125,8 +122,6 @@ def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
         error.message = f"through the proxy {proxy}: {error.message}"
     if error.hint is None or "HTTPS_PROXY" in error.hint:
         error.hint = f"check the proxy, which {proxy.setting} names"
-        if proxy.setting != IN_CONFIGURATION:
-            error.hint += "; list hosts to reach without it in NO_PROXY"
 
 
 def _cloud(name: str) -> CloudModule:
@@ -158,11 +153,8 @@ class Transport(Run):
         self.bytes_sent = 0
 
         # Files with logins are read each time, because other programs rewrite them.
-        fetch = partial(self.fetch, None)
-        identity = CloudEnvironment(
-            machine.environ, machine.home, machine.read, machine.wall, fetch
-        )
-        self._clouds = Clouds(identity, _cloud)
+        access = Access(machine.read, partial(self.fetch, None))
+        self._clouds = Clouds(access, _cloud)
 
     # The life of a run.
 
@@ -252,9 +244,7 @@ class Transport(Run):
         """Return the limits of a registry's host:port. If several registries of the configuration
         have the same host:port, the smallest `max_concurrent` applies.
         """
-        # One registry may use a quarter of the open files. A run may use several registries.
-        most_connections = max(2, (self.machine.open_files - _OWN_FILES) // 4)
-        cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most_connections)
+        cap = registry.max_concurrent or DEFAULT_CONCURRENCY
         limits = self.limits.get(registry.authority)
         if limits is None:
             groups = DIALECTS[registry.kind].limits

@@ -15,6 +15,7 @@ import re
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
+from _regsync.addresses import check_foreign, resolve_location
 from _regsync.auth.tokens import says_login_ended
 from _regsync.errors import (
     AuthError,
@@ -27,15 +28,7 @@ from _regsync.errors import (
 from _regsync.net.wire import SESSION_GONE, Header, Pieces, Response
 from _regsync.oci import Descriptor
 from _regsync.providers import Dialect
-from _regsync.registry.client import (
-    ERROR_BODY,
-    Call,
-    Exchange,
-    RegistryClient,
-    check_foreign,
-    mask_signature,
-    resolve_location,
-)
+from _regsync.registry.client import ERROR_BODY, Call, Exchange, RegistryClient, mask_signature
 from _regsync.registry.limits import Turn
 from _regsync.text import printable
 

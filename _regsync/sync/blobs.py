@@ -181,9 +181,9 @@ class Tries:
     """The attempts at one piece of work."""
 
     def __init__(self, transport: Transport, *repositories: Repository) -> None:
-        self._machine = transport.machine
+        self._log = transport.machine.log
         self._hosts = [repository.host.limits for repository in repositories]
-        self._retry = Retry(self._machine.chance)
+        self._retry = Retry(edge.current().chance)
         self._renewed_at = 0  # bytes of the blob
 
     def record_progress(self, offset: int) -> bool:
@@ -193,7 +193,7 @@ class Tries:
         if offset < self._renewed_at + LARGE_BODY:
             return False
         self._renewed_at = offset
-        self._retry = Retry(self._machine.chance)
+        self._retry = Retry(edge.current().chance)
         return True
 
     async def wait(self, error: SyncError, *, longest: float = math.inf) -> None:
@@ -203,7 +203,7 @@ class Tries:
         asked = error.retry_after if isinstance(error, RegistryError) else None
         if (asked or 0.0) > longest:
             raise error
-        self._machine.log("debug", "retry", f"{error}; it goes on")
+        self._log("debug", "retry", f"{error}; it goes on")
         error.drop_frames()  # the frames hold buffers of the body
         await self._retry.pause(error, *self._hosts, longest=longest)
 

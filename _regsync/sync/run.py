@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import anyio
 import anyio.abc
 
+from _regsync import edge
 from _regsync.config import Config, MappingRule
 from _regsync.errors import Side, SyncError
 from _regsync.oci import is_digest
@@ -101,7 +102,7 @@ class Run:
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied.
         """
-        machine = transport.machine
+        wall = edge.current().wall
         recheck = recheck or verify
         is_dry_run = kind == "plan"
         self._transport = transport
@@ -109,16 +110,16 @@ class Run:
         self._emit = emit
         self._report = report
         self._report.is_dry_run = is_dry_run
-        self._log = machine.log
+        self._log = transport.machine.log
         self._recheck = recheck
         self._verify = verify
         self._retry = retry
         # Compiles each pattern of `immutable_tags` once.
         self._compiled_glob = cache(compile_glob)
 
-        self._state = state or StateFile(config.cache_dir, machine.log)
+        self._state = state or StateFile(config.cache_dir, self._log)
         self._state.load(may_write=not is_dry_run)
-        self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
+        self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
             transport, self._knowledge, recheck=recheck, reads_only=is_dry_run, lock=lock
@@ -131,7 +132,7 @@ class Run:
         self._referrers = Referrers(
             self._discovery,
             self._knowledge,
-            machine.wall,
+            wall,
             has_state=self._state.is_used,
             recheck=recheck,
             never_lists_tags=kind == "copy",

@@ -4,8 +4,6 @@ docs/protocol-facts.md section 4.4 has computed more, and as botocore has them.
 
 from __future__ import annotations
 
-from urllib.parse import quote, urlencode
-
 import botocore.auth
 import botocore.awsrequest
 import botocore.credentials
@@ -36,8 +34,6 @@ VECTORS = [
         "ff11897932ad3f4e8b18135d722051e5ac45fc38421b1da7b9d196a0fe09473a"),
     (TOKEN, Request("GET", HOST, [], b""), "service",
         "07ec1639c89043aa0e3e2de82b96708f198cceab042d4a97044c66dd9f74e7f8"),
-    ("", Request("GET", f"{HOST}?Param2=value2&Param1=value1", [], b""), "service",
-        "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500"),
     ("", Request("GET", HOST, MINE, b""), "service",
         "acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736"),
     ("TESTSESSIONTOKEN", Request("POST", API, ECR, b"{}"), "ecr",
@@ -56,7 +52,6 @@ def test_published_signatures(session, unsigned, service, signature):
 
 
 WORDS = st.text("abcXYZ019-_.~ +/=%&?é", min_size=1, max_size=12)
-PARTS = st.text("abcXYZ019-_.~", min_size=1, max_size=8).filter(lambda part: part.strip("."))
 NAMES = st.text("abz", min_size=1, max_size=6).map("X-M{}".format)
 
 
@@ -64,16 +59,13 @@ NAMES = st.text("abz", min_size=1, max_size=6).map("X-M{}".format)
 @given(
     session=st.just("") | WORDS.map(lambda text: text.encode("ascii", "ignore").hex() + "x"),
     method=st.sampled_from(["GET", "POST", "PUT"]),
-    path=st.lists(PARTS, max_size=3),
-    query=st.dictionaries(WORDS, WORDS, max_size=3),
     headers=st.dictionaries(NAMES, st.text("ab c=\"';,", max_size=10), max_size=3),
     body=st.binary(max_size=40),
     service=st.sampled_from(["ecr", "sts", "ecr-public"]),
     now=st.floats(1e9, 2e9),
 )
-def test_signatures_are_botocores(session, method, path, query, headers, body, service, now):
-    url = f"https://{service}.eu-west-1.amazonaws.com/{'/'.join(path)}"
-    url += f"?{urlencode(query, quote_via=quote)}" if query else ""
+def test_signatures_are_botocores(session, method, headers, body, service, now):
+    url = f"https://{service}.eu-west-1.amazonaws.com/"
     keys = EXAMPLE._replace(session_token=session)
     request = Request(method, url, [*headers.items()], body)
     ours = dict(sign(keys, request, service, "eu-west-1", now).headers)

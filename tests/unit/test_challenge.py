@@ -60,7 +60,7 @@ HERE = "registry.example.org"
 
 
 def realm(url, registry=HERE, scheme="https", *, secret=True):
-    check_realm(url, registry, is_http_allowed=scheme == "http", has_credentials=secret)
+    check_realm(url, Origin(scheme, registry, 443), has_credentials=secret)
     return url
 
 
@@ -95,22 +95,24 @@ OTHERS = {
         ("https://evil.co.uk/t", "corp.co.uk"),
         ("https://9.1.2.3/t", "8.1.2.3"),
     ],
-    "not https": [("http://registry.example.org/t", HERE), ("ftp://registry.example.org/t", HERE)],
-    "not a URL": [
+    "not an https URL": [
+        ("http://registry.example.org/t", HERE),
+        ("ftp://registry.example.org/t", HERE),
         ("/token", HERE),
         ("", HERE),
         ("https://", HERE),
-        ("https://registry.example.org:x/", HERE),
-        ("https://[::1/", HERE),
+        ("https://registry.example.org/#x", HERE),
+    ],
+    "not a URL": [("https://registry.example.org:x/", HERE), ("https://[::1/", HERE)],
+    "characters that no URL may have": [
         ("https://registry.example.org/a b", HERE),
         ("https://registry.example.org/\r\nx: y", HERE),
         ("https://rеgistry.example.org/", HERE),  # a letter of it is Cyrillic
     ],
-    "user info": [
+    "not an http or https URL": [
         ("https://u:p@registry.example.org/", HERE),
         ("https://registry.example.org@evil.test/", HERE),
     ],
-    "fragment": [("https://registry.example.org/#x", HERE)],
 }
 
 

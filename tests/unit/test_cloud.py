@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
+from _regsync import edge
 from _regsync.auth import aws, azure, google
-from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, Clouds, Login, Request
+from _regsync.auth.cloud import Access, CloudLogin, Clouds, Login, Request
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Grant
 from _regsync.config import Registry
@@ -42,11 +43,11 @@ class Cloud:
         self.takes = 0.0  # seconds
         self.looked = 0
 
-    def is_configured(self, machine):
+    def is_configured(self, access):
         self.looked += 1
         return self.is_present
 
-    async def log_in(self, machine, registry, *, probing_metadata):
+    async def log_in(self, access, registry, *, probing_metadata):
         self.asked.append((registry.authority, probing_metadata))
         await anyio.sleep(self.takes)
         if self.given:
@@ -54,7 +55,7 @@ class Cloud:
             if isinstance(found, SyncError):
                 raise found
             return found
-        return Login(password(len(self.asked)), machine.wall() + self.life)
+        return Login(password(len(self.asked)), wall() + self.life)
 
     def login(self, **fields):
         made = find(self, **fields)
@@ -76,13 +77,23 @@ async def nobody_answers(*_):
     raise ConnectFailed("nobody is there")
 
 
-def machine(read=lambda path: None, home="/home/someone"):
-    wall = lambda: NEW_YEAR + anyio.current_time()  # noqa: E731
-    return CloudEnvironment({}, home, read, wall, nobody_answers)
+def access(read=lambda path: None):
+    return Access(read, nobody_answers)
+
+
+def wall():
+    return NEW_YEAR + anyio.current_time()
+
+
+@pytest.fixture(autouse=True)
+def world():
+    world = edge.current()._replace(environ={"HOME": "/home/someone"}, wall=wall)
+    with edge.using(world):
+        yield world
 
 
 def find(cloud, host=ECR, files=None, **fields):
-    made = Clouds(machine(), lambda name: cloud)
+    made = Clouds(access(), lambda name: cloud)
     return made.find(registry(host, **fields), "app", (files or {}).get)
 
 
@@ -113,20 +124,22 @@ async def test_a_named_method_is_the_whole_chain_and_no_other_source():
 
 
 @pytest.mark.parametrize("host", [ACR, ECR, GAR])
-async def test_without_a_home_nothing_is_read_below_the_current_directory(host):
+async def test_without_a_home_nothing_is_read_below_the_current_directory(host, monkeypatch):
     """Where anybody might have put it."""
+    monkeypatch.setattr(edge, "home", lambda: None)
     names = []
-    made = Clouds(machine(names.append, home=None), real).find(registry(host), "app", names.append)
+    made = Clouds(access(names.append), real).find(registry(host), "app", names.append)
     assert await made.credential() is None
     assert [name for name in names if not name.startswith("/")] == []
 
 
-async def test_on_windows_googles_file_is_below_appdata(monkeypatch):
+async def test_on_windows_googles_file_is_below_appdata(monkeypatch, world):
     monkeypatch.setattr(google, "os", SimpleNamespace(name="nt", path=os.path))
     path = "/appdata/gcloud/application_default_credentials.json"
-    there = machine({path: b"{}"}.get)
+    there = access({path: b"{}"}.get)
     assert not google.is_configured(there)
-    assert google.is_configured(there._replace(environ={"APPDATA": "/appdata"}))
+    with edge.using(world._replace(environ={"APPDATA": "/appdata"})):
+        assert google.is_configured(there)
 
 
 @pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "docker.io", f"{ECR}.example"])
@@ -156,7 +169,7 @@ async def test_a_clouds_login_never_goes_over_plain_http():
     ],
 )
 async def test_a_login_is_shared_by_those_it_holds_for(first, second, is_shared):
-    made = Clouds(machine(), lambda name: Cloud())
+    made = Clouds(access(), lambda name: Cloud())
     one, two, again = (made.find(registry(host), "app", {}.get) for host in (first, second, first))
     assert (one is two) is is_shared
     assert one is again
@@ -271,7 +284,7 @@ async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one():
 async def test_a_metadata_service_that_is_absent_is_asked_once_a_run():
     cloud = Cloud(None, present=False)
     cloud.takes = 1.0
-    made = Clouds(machine(), lambda name: cloud)
+    made = Clouds(access(), lambda name: cloud)
     hosts = iter([ECR, ECR.replace("1234", "4321")] * 2)
 
     async def ask():
@@ -296,7 +309,7 @@ async def test_what_was_guessed_right_is_renewed_as_what_it_is():
 
 async def test_an_identity_that_comes_later_is_found_by_the_next_run():
     cloud = Cloud(present=False)
-    made = Clouds(machine(), lambda name: cloud)
+    made = Clouds(access(), lambda name: cloud)
     for _ in range(2):
         assert isinstance(made.find(registry(), "app", IN_FILE.get), Credential)
     assert cloud.looked == 1, "once a run"
@@ -306,7 +319,6 @@ async def test_an_identity_that_comes_later_is_found_by_the_next_run():
 
 
 SECRET = "hunter2"
-ENVIRONMENT = machine()._replace(environ={"AWS_SECRET_ACCESS_KEY": SECRET})
 
 
 @pytest.mark.parametrize(
@@ -314,9 +326,7 @@ ENVIRONMENT = machine()._replace(environ={"AWS_SECRET_ACCESS_KEY": SECRET})
     [
         aws.Keys("AKIA", SECRET, SECRET, "a profile"),
         azure._Token("az login", SECRET),
-        google._CredentialFile(ENVIRONMENT, "key.json", {"private_key": SECRET}),
-        Answer(200, {"x": SECRET}, SECRET.encode()),
-        ENVIRONMENT,
+        google._CredentialFile(access(), "key.json", {"private_key": SECRET}),
         Request("GET", f"https://a/{SECRET}", [("Authorization", SECRET)], SECRET.encode()),
         Grant(f"Bearer {SECRET}", frozenset(), 0.0, 0.0),
         Login(Credential("me", SECRET, SECRET, SECRET), 0.0),

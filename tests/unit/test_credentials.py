@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from _regsync import edge
 from _regsync.auth.credentials import Credential, find_credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError
@@ -31,6 +32,12 @@ def registry(host=HOST, port=443, **fields):
     return Registry(host=host, port=port, **fields)
 
 
+def search(at, environ, read, repository=None):
+    variables = {"HOME": HOME, **environ}
+    with edge.using(edge.current()._replace(environ=variables)):
+        return find_credential(at, read, repository)
+
+
 def find(at, document=None, environ=None, repository=None, **more):
     """Look for a credential; docker's file is given as a document, or as its bytes."""
     files = {} if document is None else {DOCKER: document, **more}
@@ -38,7 +45,7 @@ def find(at, document=None, environ=None, repository=None, **more):
         path: content if isinstance(content, bytes) else json.dumps(content).encode()
         for path, content in files.items()
     }
-    return find_credential(at, environ or {}, HOME, held.get, repository)
+    return search(at, environ or {}, held.get, repository)
 
 
 def login(found):
@@ -152,7 +159,7 @@ def test_entries_are_read_in_all_their_forms(entry, expected):
     assert found is None or found.found_at == DOCKER
 
 
-def opened(environ, home=HOME, documents=None):
+def opened(environ, documents=None):
     """Return which places were opened, in order, and the credential."""
     names = []
 
@@ -160,7 +167,7 @@ def opened(environ, home=HOME, documents=None):
         names.append(path)
         return json.dumps(documents[path]).encode() if path in (documents or {}) else None
 
-    return names, find_credential(registry(), environ, home, read)
+    return names, search(registry(), environ, read)
 
 
 def test_places_are_searched_in_order_and_nothing_behind_the_first_is_opened():
@@ -185,11 +192,12 @@ def test_places_are_searched_in_order_and_nothing_behind_the_first_is_opened():
     assert (names, found.username) == ([], "inline")
 
 
-def test_places_without_variables_are_the_home_directorys():
+def test_places_without_variables_are_the_home_directorys(monkeypatch):
     names, _ = opened({})
     assert (names[0], names[2:]) == (DOCKER, [PODMAN])
     assert names[1].startswith("/run/containers/")
-    assert len(opened({}, home=None)[0]) == 1
+    monkeypatch.setattr(edge, "home", lambda: None)
+    assert len(opened({})[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -236,7 +244,7 @@ def test_an_unreadable_file_is_an_error_that_names_it():
         raise ConfigError(f"{path}: Permission denied")
 
     with pytest.raises(AuthError, match=r"config\.json: Permission denied"):
-        find_credential(registry(), {}, HOME, read)
+        search(registry(), {}, read)
 
 
 LOGIN = {HOST: pair("u", "p")}

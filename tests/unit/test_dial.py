@@ -38,8 +38,8 @@ OPEN = b"HTTP/1.1 200 Established\r\n\r\n"
         ("", "", "a.test"),
         ("b.test, *", "a.test 192.0.2.7", ""),
         ("A.test", "a.test b.a.test a.test:5000", "ba.test test"),
-        (".test", "a.test", "test"),
-        ("*.a.test", "b.a.test", "a.test"),
+        (".test", "a.test test", "atest"),
+        ("*.a.test", "b.a.test a.test", "ba.test"),
         (" b.test ,, a.test ", "a.test b.test", "c.test"),
         ("b.test a.test", "", "a.test b.test"),
         ("a.test:5000", "a.test:5000 b.a.test:5000", "a.test"),
@@ -51,7 +51,6 @@ OPEN = b"HTTP/1.1 200 Established\r\n\r\n"
         ("192.0.2.0/99", "", "192.0.2.7"),
         ("2001:db8::/32", "[2001:db8::5]", "[2001:db9::5]"),
         ("2001:db8:0::5", "[2001:db8::5]", "[2001:db8::6]"),
-        ("[2001:db8::5]:5000", "[2001:db8::5]:5000", "[2001:db8::5]"),
     ],
 )
 def test_no_proxy_names_origins_as_go_does(no_proxy, direct, proxied):
@@ -366,8 +365,7 @@ async def test_a_tunnel_is_asked_for_with_port_and_login(login, origin, target, 
 SAID = "the proxy http://proxy.test:3128 "
 REFUSES = f"{SAID}refused a tunnel to registry.test:443 "
 OPENS_NONE = f"{SAID}did not open a tunnel: "
-PUT = "put user and password into the proxy's URL, percent-encoded"
-ONLY_BASIC = "use a proxy that accepts Basic: no other scheme is supported"
+PUT = "put user and password into the proxy's URL, percent-encoded; the proxy has to accept Basic"
 
 
 @pytest.mark.virtual_time
@@ -377,11 +375,7 @@ ONLY_BASIC = "use a proxy that accepts Basic: no other scheme is supported"
         ((answer(status=403),), f"{REFUSES}(403)", None, False),
         ((answer(status=502),), f"{REFUSES}(502)", None, True),
         ((answer(status=407),), f"{REFUSES}(407)", PUT, False),
-        ((answer(b"", 'Proxy-Authenticate: Basic realm="x"', status=407),),
-            f"{REFUSES}(407), it accepts Basic", PUT, False),
-        ((answer(b"", "Proxy-Authenticate: Negotiate, NTLM", status=407),),
-            f"{REFUSES}(407), it accepts Negotiate or NTLM", ONLY_BASIC, False),
-        ((answer(b"", "Proxy-Authenticate: c2VjcmV0", status=407),), f"{REFUSES}(407)", ONLY_BASIC, False),
+        ((answer(b"", "Proxy-Authenticate: c2VjcmV0", status=407),), f"{REFUSES}(407)", PUT, False),
         ((OPEN + b"\x16secret",), f"{SAID}sent bytes before the tunnel was used", None, None),
         ((b"SSH-2.0 secret\r\n\r\n",), f"{OPENS_NONE}proxy.test:3128 does not speak HTTP/1.1", None, True),
         ((End.EOF,), f"{OPENS_NONE}the connection ended before the end of an answer", None, True),
@@ -399,12 +393,6 @@ async def test_why_a_proxy_opens_no_tunnel_is_told_without_its_own_words(
     assert anyio.current_time() - began == (60.0 if "within" in message else 0.0)
 
 
-async def test_a_login_that_a_proxy_refuses_is_to_be_checked():
-    wire = Wire(answer(b"", "Proxy-Authenticate: Basic", status=407))
-    told = await failure(wire, proxy=PROXY._replace(username="u", password="hunter2"))
-    assert told.hint == "check the user and password in the proxy's URL"
-
-
 # TLS and sockets.
 
 ALERT = ssl.SSLError(1, "alert")
@@ -415,8 +403,8 @@ ALERT.reason = "TLSV1_ALERT_UNKNOWN_CA"
 @pytest.mark.parametrize(
     ("error", "message", "is_retried"),
     [
-        (ssl.SSLEOFError(8, "EOF occurred"), "registry.test closed the connection during the TLS", True),
-        (ALERT, "registry.test refused this client's certificate", False),
+        (ssl.SSLEOFError(8, "EOF occurred"), "TLS with registry.test failed: EOF occurred", True),
+        (ALERT, "failed: tlsv1 alert unknown ca", False),
         (ConnectionResetError(104, "Connection reset by peer"), "failed: Connection reset", True),
         (ValueError("no such name"), "TLS with registry.test cannot begin: no such name", True),
         (None, "the TLS handshake with registry.test took longer than 10 s", True),

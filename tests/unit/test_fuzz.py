@@ -26,13 +26,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync import config, oci, tags
-from _regsync.addresses import Origin
+from _regsync.addresses import Origin, resolve_location
 from _regsync.app import cli, environment
 from _regsync.auth.challenge import Challenge, parse_challenges
 from _regsync.errors import ConfigError, ContentError, ProtocolBroken, Side, SyncError, WireError
 from _regsync.net.proxies import proxy_for
 from _regsync.net.wire import parse_retry_after
-from _regsync.registry.client import Machine, resolve_location
+from _regsync.registry.client import Machine
 from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
@@ -580,7 +580,7 @@ class World:
     def __init__(self, scheme, kind, login, answers):
         self.script = Script((each,) for each in answers)
         self.wires = []
-        machine = Machine({}, None, lambda _: None, lambda: 0.5, lambda: 1.8e9, mock.Mock())
+        machine = Machine(lambda _: None, mock.Mock())
         transport = Transport(machine)
         transport.pool.dial = self.dial
         who = {"auth_type": "anonymous"}

@@ -10,13 +10,15 @@ import math
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import anyio
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth import azure
-from _regsync.auth.cloud import Answer, CloudEnvironment
+from _regsync.auth.cloud import Access
 from _regsync.auth.credentials import Credential, find_credential
 from _regsync.auth.tokens import NEEDED, Authenticator
 from _regsync.config import Config, Registry, registry_for
@@ -30,6 +32,13 @@ def as_json(strategy):
     return strategy.map(lambda document: json.dumps(document).encode())
 
 
+NOBODY = (404, {}, b"")
+
+
+def said(status, headers, body):
+    return SimpleNamespace(status=status, headers=headers, body=body)
+
+
 # Credential files of container clients.
 
 PLACE = "/home/u/.docker/config.json"
@@ -37,7 +46,8 @@ PLACE = "/home/u/.docker/config.json"
 
 def find(text, host="registry.test", repository=None, **env):
     read = {PLACE: text}.get
-    return find_credential(registry_for(host, Config({}, ())), env, "/home/u", read, repository)
+    with edge.using(edge.current()._replace(environ={"HOME": "/home/u", **env})):
+        return find_credential(registry_for(host, Config({}, ())), read, repository)
 
 
 def pair(user, password):
@@ -166,18 +176,14 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
 
     async def fetch(method, url, headers, body):
         asked.append(urlsplit(url).netloc)
-        return Answer(*next(waiting, (404, {}, b"")))
+        return said(*next(waiting, NOBODY))
 
     async def work():
-        now, shown = 0.0, ""
+        shown = ""
 
         def login_of(credential):
             return Authenticator(
-                origin=Origin("https", "registry.test", 443),
-                credential=credential,
-                fetch=fetch,
-                now=lambda: now,
-                wall=lambda: now,
+                origin=Origin("https", "registry.test", 443), credential=credential, fetch=fetch
             )
 
         login = login_of(credential)
@@ -188,13 +194,15 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
             refusal = SimpleNamespace(status=401, headers=headers, body=b"")
             try:
                 if login.refused(refusal, used, needed, "GET", []):
-                    while (used := login.header(needed, now, for_body=True)) is NEEDED:
+                    while (
+                        used := login.header(needed, anyio.current_time(), for_body=True)
+                    ) is NEEDED:
                         await login.obtain(needed, for_body=True)
             except SyncError as error:
                 shown += str(error)
                 continue
             assert used is None or (used.isascii() and used.isprintable())
-            now += 100.0
+            await anyio.sleep(100.0)
         assert "\n" not in shown
         assert credential is None or SECRET not in shown
         assert set(asked) <= {"registry.test"}
@@ -209,7 +217,6 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
 # Azure's files, variables and servers.
 
 FOLDER = "/home/u/.azure"
-NOBODY = (404, {}, b"")
 # What the directory gives may be repeated by the registry, as what we gave by the directory.
 GOOD = (200, {}, json.dumps({"access_token": SECRET, "refresh_token": "r"}).encode())
 
@@ -220,22 +227,24 @@ def log_in(environ, files, *answers):
 
     async def fetch(method, url, headers, body, seconds=None):
         # What is no URL is refused by what asks (`resolve_location`), not here.
-        return Answer(*(left.pop(0) if left else GOOD))
+        return said(*(left.pop(0) if left else GOOD))
 
-    machine = CloudEnvironment(environ, "/home/u", files.get, lambda: 1000.0, fetch)
-    azure.is_configured(machine)
+    access = Access(files.get, fetch)
 
     async def ask():
+        azure.is_configured(access)
         registry = Registry("a", "https", "a.azurecr.io", 443, "acr")
         try:
-            found.append(await azure.log_in(machine, registry, probing_metadata=False))
+            found.append(await azure.log_in(access, registry, probing_metadata=False))
         except AuthError as error:
             shown = f"{error.message} {error.hint}"
             assert SECRET not in shown
             assert len(shown) < 1200
             assert not any(letter in shown for letter in "\r\n\x1b")
 
-    in_virtual_time(ask)
+    variables = {"HOME": "/home/u", **environ}
+    with edge.using(edge.current()._replace(environ=variables, wall=lambda: 1000.0)):
+        in_virtual_time(ask)
     return found[0] if found else None
 
 

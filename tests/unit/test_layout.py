@@ -201,7 +201,7 @@ def open_layout(path: Path, said: list[str] | None = None) -> Layout:
             said.append(f"{level}: {text}")
 
     transport = SimpleNamespace(
-        machine=SimpleNamespace(log=log, chance=lambda: 0.5), count_sent=lambda _: None, gate=Gate()
+        machine=SimpleNamespace(log=log), count_sent=lambda _: None, gate=Gate()
     )
     registry = registry_for(f"oci-layout:{path}", Config({}, ()))
     return Layout(registry, transport, must_be_whole=False)
@@ -209,7 +209,7 @@ def open_layout(path: Path, said: list[str] | None = None) -> Layout:
 
 @pytest.fixture(autouse=True)
 def threads() -> Any:
-    with edge.using(SimpleNamespace(in_thread=in_thread)):
+    with edge.using(SimpleNamespace(in_thread=in_thread, chance=lambda: 0.5)):
         yield
 
 

@@ -8,10 +8,9 @@ import typing
 
 import pytest
 
-from _regsync.addresses import Origin
+from _regsync.addresses import Origin, check_foreign, resolve_location
 from _regsync.errors import ProtocolBroken
 from _regsync.providers import DIALECTS, Kind, api_host, api_repository, canonical_host, kind_of
-from _regsync.registry.client import check_foreign, resolve_location
 from conformance.rates import ACTIONS, READS, WRITES
 
 # Kinds by host name.

@@ -11,10 +11,12 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import anyio
 import pytest
+import trio
 
+from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge
-from _regsync.auth.cloud import Answer, CloudLogin, Login
+from _regsync.auth.cloud import CloudLogin, Login
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import NEEDED, Authenticator, says_login_ended
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, SyncError
@@ -26,6 +28,12 @@ USER = Credential("someone", "hunter2", found_at="credentials of registry 'mine'
 BASIC = "Basic " + base64.b64encode(b"someone:hunter2").decode()
 
 
+@pytest.fixture(autouse=True)
+def world():
+    with edge.using(edge.current()._replace(wall=lambda: 1_700_000_000.0)):
+        yield
+
+
 class Service:
     """A token service: `answers` in turn, then `t1`, `t2`, ... for five minutes."""
 
@@ -35,7 +43,14 @@ class Service:
         self.asked = []  # method, URL, headers and body of each request
         self.open = anyio.Event()
         self.open.set()
-        self.now = 1000.0
+
+    @property
+    def now(self):
+        return anyio.current_time()
+
+    @now.setter
+    def now(self, time):
+        trio.lowlevel.current_clock().jump(time - self.now)
 
     async def fetch(self, *request):
         self.asked.append(request)
@@ -54,8 +69,6 @@ class Service:
             origin=Origin(scheme, "registry.example.org", 443),
             credential=credential,
             fetch=self.fetch,
-            now=lambda: self.now,
-            wall=lambda: 1_700_000_000.0,
         )
 
     def challenged(self, credential=USER):
@@ -71,7 +84,8 @@ class Service:
 
 def answer(status, document=None, **headers):
     body = b"" if document is None else json.dumps(document).encode()
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body)
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return SimpleNamespace(status=status, headers=fields, body=body)
 
 
 def needs(name="team/app", actions="pull"):
@@ -84,7 +98,7 @@ OTHER = needs("team/other")
 
 async def header(at, needed=APP, *, for_body=False):
     """Return what is sent, as a request obtains it."""
-    while (found := at.header(needed, at._now(), for_body=for_body)) is NEEDED:
+    while (found := at.header(needed, anyio.current_time(), for_body=for_body)) is NEEDED:
         await at.obtain(needed, for_body=for_body)
     return found
 
@@ -368,6 +382,7 @@ def jwt(**claims):
         ({"token": jwt(exp=1_700_000_100), "expires_in": 1000}, 900),
     ],
 )
+@pytest.mark.virtual_time
 async def test_a_token_is_renewed_before_it_ends(document, lasts):
     service = Service(answer(200, document))
     at = service.challenged()
@@ -378,6 +393,7 @@ async def test_a_token_is_renewed_before_it_ends(document, lasts):
     assert await header(at) == "Bearer t2"
 
 
+@pytest.mark.virtual_time
 async def test_a_lifetime_counts_from_the_asking():
     service = Service()
     at = service.challenged()
@@ -393,6 +409,7 @@ async def test_a_lifetime_counts_from_the_asking():
 
 
 @pytest.mark.parametrize("token", ["opaque", "a.!.c", jwt(exp="soon")])
+@pytest.mark.virtual_time
 async def test_a_token_of_unknown_life_serves_until_refused_but_not_before_a_body(token):
     service = Service(answer(200, {"token": token}))
     at = service.challenged()
@@ -404,6 +421,7 @@ async def test_a_token_of_unknown_life_serves_until_refused_but_not_before_a_bod
     assert await header(at, for_body=True) == "Bearer t2"
 
 
+@pytest.mark.virtual_time
 async def test_what_has_expired_is_dropped_with_the_next_run():
     service = Service()
     at = service.challenged()
@@ -459,6 +477,7 @@ async def test_one_token_for_two_uses_is_refused_for_both_and_may_be_given_again
     assert mask("it was same") == "it was ***"
 
 
+@pytest.mark.virtual_time
 async def test_a_refused_token_takes_the_older_ones_for_the_same_along():
     service = Service(expires_in=None)
     at = service.challenged()
@@ -555,7 +574,7 @@ def cloud_login(*passwords):
     async def log_in(*, probing_metadata):
         return Login(Credential("AWS", next(given), found_at="a cloud"), float("inf"))
 
-    return CloudLogin(log_in, lambda: 1_700_000_000.0, probing_metadata=False)
+    return CloudLogin(log_in, probing_metadata=False)
 
 
 async def test_a_cloud_replaces_a_password_that_was_good_and_not_by_the_same():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import re
 import ssl
 import types
 
@@ -15,6 +16,7 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization as form
 
+from _regsync import edge
 from _regsync.errors import ConfigError
 from _regsync.net import trust
 
@@ -60,7 +62,8 @@ def hashed(directory, ca):
 
 
 def context_of(environ=None, **options):
-    return trust.make_context(environ=environ or {}, **options)
+    with edge.using(edge.current()._replace(environ=environ or {})):
+        return trust.make_context(**options)
 
 
 def server(issued, **settings):
@@ -152,7 +155,7 @@ def test_each_variable_replaces_its_own_default_only(ca, ca_file, tmp_path, defa
     peer = server(system.issue_cert(HOST))
     assert shake(context_of({"SSL_CERT_FILE": ca_file}), peer)
     both = context_of({"SSL_CERT_FILE": ca_file, "SSL_CERT_DIR": str(empty)})
-    assert "unknown authority" in refusal(both, peer)[0]
+    assert "unable to get local issuer certificate" in refusal(both, peer)[0]
     assert shake(both, server(ca.issue_cert(HOST)))
     searched = os.pathsep.join((str(empty), str(tmp_path / "certs")))
     assert shake(context_of({"SSL_CERT_DIR": searched}), peer)
@@ -167,9 +170,7 @@ USELESS = [
     ({FILE: "none.pem"}, {}, f"SSL_CERT_FILE=none.pem: {MISSING}"),
     ({FILE: "junk.pem"}, {}, "SSL_CERT_FILE=junk.pem cannot be used"),
     ({FILE: "empty"}, {}, "SSL_CERT_FILE=empty: empty is not a file"),
-    ({DIRECTORY: "empty:none"}, {}, "SSL_CERT_DIR names 'none'"),
-    ({DIRECTORY: "empty"}, {}, "SSL_CERT_DIR=empty holds no hashed"),
-    ({FILE: "ca.pem", DIRECTORY: "none"}, {}, "SSL_CERT_DIR names 'none'"),
+    ({DIRECTORY: "empty:none"}, {}, "no certificate authorities found"),
     ({}, {"ca_file": "none.pem"}, f"ca_file none.pem: {MISSING}"),
     ({}, {"ca_file": "junk.pem"}, "ca_file junk.pem cannot be used: no certificate or crl found"),
     ({}, {"ca_file": "ca.pem", "client_cert": "none.pem"}, f"client_cert none.pem with client_key none.pem: {MISSING}"),
@@ -177,8 +178,7 @@ USELESS = [
     ({}, OURS, "client_cert leaf.pem with client_key leaf.pem cannot be used"),
     ({}, {**OURS, "client_key": "other.pem"}, "client_key other.pem cannot be used: key values mismatch"),
     ({}, {**OURS, "client_key": "locked.pem"}, "client_key locked.pem cannot be used"),
-    ({}, {"ca_file": "ca.pem", "certs_d": ("d/client.cert",)}, "d/client.cert has no client.key beside it"),
-    ({}, {"ca_file": "ca.pem", "certs_d": ("d/client.key",)}, "d/client.key has no client.cert beside it"),
+    ({}, {"ca_file": "ca.pem", "certs_d": ("d/client.cert",)}, "d/client.cert does not exist"),
     ({}, {"certs_d": ("d/gone.crt",)}, "ca_file d/gone.crt: d/gone.crt does not exist"),
     ({FILE: "pipe.crt"}, {}, "pipe.crt is not a file"),
     ({}, {"ca_file": "pipe.crt"}, "pipe.crt is not a file"),
@@ -237,7 +237,7 @@ def test_a_client_certificate_is_shown(ca, ca_file, tmp_path, files):
     ours = context_of(ca_file=ca_file, client_cert=str(certificate), client_key=client_key)
     assert shake(ours, peer)
     message, hint = refusal(context_of(ca_file=ca_file), peer)
-    assert "client certificate" in message
+    assert "certificate required" in message
     assert "client_cert" in hint
 
 
@@ -248,11 +248,9 @@ def test_nothing_below_tls_1_2_is_spoken(ca, ca_file):
     peer = server(ca.issue_cert(HOST), maximum_version=ssl.TLSVersion.TLSv1_2)
     assert shake(context, peer) == "TLSv1.2"
     peer.minimum_version = peer.maximum_version = ssl.TLSVersion.TLSv1_1
-    assert "TLS handshake" in refusal(context, peer)[0]
+    assert "handshake failure" in refusal(context, peer)[0]
     peer.set_ciphers("ALL:@SECLEVEL=0")
-    message, hint = refusal(context, peer)
-    assert "TLS version" in message
-    assert "TLS 1.2" in hint
+    assert "protocol version" in refusal(context, peer)[0]
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1 is deprecated:DeprecationWarning")
@@ -283,7 +281,7 @@ def test_neither_chacha20_nor_md5_is_offered_below_tls_1_3(ca, ca_file):
     assert not [name for name in offered if "MD5" in name]
     peer = server(ca.issue_cert(HOST), maximum_version=ssl.TLSVersion.TLSv1_2)
     peer.set_ciphers("ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305")
-    assert "TLS handshake" in refusal(context, peer)[0]
+    assert "handshake failure" in refusal(context, peer)[0]
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
@@ -305,17 +303,17 @@ PAST, FUTURE = datetime.datetime(2021, 1, 1, tzinfo=UTC), datetime.datetime(2037
     ("issue", "host", "verdict", "remedy"),
     [
         (lambda ca: ca.issue_cert(HOST, not_after=PAST), HOST, "expired", "clock"),
-        (lambda ca: ca.issue_cert(HOST, not_before=FUTURE), HOST, "valid yet", "clock"),
-        (lambda ca: ca.issue_cert("elsewhere.example"), HOST, "this name", "reissued"),
-        (lambda ca: ca.issue_cert("elsewhere.example"), "192.0.2.7", "this name", "reissued"),
-        (lambda ca: trustme.CA().issue_cert(HOST), HOST, "unknown authority", "`ca_file`"),
+        (lambda ca: ca.issue_cert(HOST, not_before=FUTURE), HOST, "not yet valid", "clock"),
+        (lambda ca: ca.issue_cert("elsewhere.example"), HOST, f"not valid for '{HOST}'", None),
+        (lambda ca: ca.issue_cert("x.example"), "192.0.2.7", "not valid for '192.0.2.7'", None),
+        (lambda ca: trustme.CA().issue_cert(HOST), HOST, "local issuer certificate", "`ca_file`"),
     ],
 )
 def test_an_untrusted_certificate_is_explained(issue, host, verdict, remedy, ca, ca_file):
     message, hint = refusal(context_of(ca_file=ca_file), server(issue(ca)), host)
     assert message.startswith(f"{host} is not trusted")
     assert verdict in message
-    assert remedy in hint
+    assert hint is None if remedy is None else remedy in hint
 
 
 def test_plain_http_is_recognised(ca_file):
@@ -325,13 +323,13 @@ def test_plain_http_is_recognised(ca_file):
     with pytest.raises(ssl.SSLError) as caught:
         client.do_handshake()
     message, hint = trust.explain(caught.value, HOST)
-    assert message == f"{HOST} does not speak TLS"
+    assert re.search("wrong version number|http request|record layer|packet length", message)
     assert "http://" in hint
 
 
 def verdict(code):
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_code = code
+    error.verify_code, error.verify_message = code, "its words"
     return error
 
 
@@ -344,15 +342,12 @@ def alert(reason):
 @pytest.mark.parametrize(
     ("error", "message", "remedy"),
     [
-        *((verdict(code), "unknown authority", "`ca_file`") for code in (2, 19, 21)),
-        (verdict(18), "self-signed", "`ca_file`"),
-        (verdict(26), "for a server", "serverAuth"),
-        (verdict(64), "this name", "reissued"),
-        *((verdict(code), "too weak", "2048") for code in (66, 67, 68)),
+        *((verdict(code), "not trusted: its words", "`ca_file`") for code in (2, 18, 19, 21)),
+        (verdict(26), "not trusted: its words", None),
         # Of Go before 1.21, and so Debian's docker-registry, where no certificate was shown too.
-        (alert("SSLV3_ALERT_BAD_CERTIFICATE"), "the lack of one", "client_cert"),
-        (alert("SSL/TLS_ALERT_BAD_CERTIFICATE"), "the lack of one", "client_cert"),
-        (ssl.SSLEOFError(8, "EOF occurred"), "closed", "http://"),
+        (alert("SSLV3_ALERT_BAD_CERTIFICATE"), "sslv3 alert bad certificate", "client_cert"),
+        (alert("SSL/TLS_ALERT_BAD_CERTIFICATE"), "alert bad certificate", "client_cert"),
+        (ssl.SSLEOFError(8, "EOF occurred"), "failed: EOF occurred", "http://"),
         (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", None),
         (OSError(), "OSError", None),
         (ssl.SSLError(1, "odd\x1b[31m\nwords"), "failed: odd[31m words", None),
