@@ -6,7 +6,6 @@ Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -118,10 +117,10 @@ async def run(
 
 def write_summary(document: dict[str, object], path: str) -> None:
     """Write the report of a run in Markdown. Raises RegsyncError if it cannot be written."""
-    from _regsync.app.pages import as_markdown, check_report
+    from _regsync.app.pages import as_markdown, read_report
 
     # The report as a reader of its JSON has it, with all secrets masked.
-    text = as_markdown(check_report(json.loads(json_text(document)), "the report"))
+    text = as_markdown(read_report(json_text(document).encode(), "the report"))
     try:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(text)
