@@ -170,7 +170,7 @@ async def test_a_warning_that_repeats_is_said_once_until_it_was_gone(stage):
     stage.write(ALL)
     drop = partial(stage.source.app.repositories["app"].tags.pop, "v1")
     ran = await stage.watch(None, lambda: stage.load("v1"), None, drop, None)
-    assert len(lines(ran, "warning: source.test/app: the mapping selects no tag")) == 2
+    assert len(lines(ran, "warning: source.test/app: no tag is selected")) == 2
 
 
 # Registries that are ill.
