@@ -231,8 +231,8 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _markdown(text: str) -> str:
     """Escape a text for Markdown, including the cells of a table."""
-    # An underscore within a word is no markup, and names have many. `www.` would become a link.
-    special = r"[\\`*\[\]#|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=www)\."
+    # Names have many underscores, which within a word begin no emphasis. `www.` would be a link.
+    special = r"[\\`*\[\]#|~$]|(?<![A-Za-z0-9])_|(?<=www)\."
     escaped = escape(re.sub(special, r"\\\g<0>", _clean(text)))
     # Prevent links to URLs and mentions of users.
     return escaped.replace("://", ":&#47;&#47;").replace("@", "&#64;")

@@ -275,10 +275,9 @@ class News:
         self._console.shown_hints.clear()
 
     def _is_new(self, *said: object) -> bool:
-        """Record what this cycle has to say. Returns False if that is a repetition."""
-        is_repeated = said in self._said or said in self._said_before
+        """Record what this cycle has to say. Returns False if the previous one has said it too."""
         self._said.add(said)
-        return not is_repeated
+        return said not in self._said_before
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
         """Log a line unless it is a repetition. Lines at DEBUG and TRACE are always logged."""
