@@ -340,7 +340,7 @@ class Selection(NamedTuple):
             text = f"only {count} tags were found, min_tags asks for {self.min_tags}"
             yield "min_tags", f"{source}: {text}"
         if not self.kept:
-            yield "nothing_selected", f"{source}: the mapping selects no tag"
+            yield "nothing_selected", f"{source}: no tag is selected"
 
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:

@@ -219,7 +219,7 @@ async def test_the_output_that_is_shown_is_the_programs(world: Any, tmp_path: Pa
     # A line that is broken goes on behind four blanks.
     lines = "".join(block.replace("\n    ", " ") for block in blocks).splitlines()
     told = [line for line in lines if not line.startswith("$ ")]
-    assert len(told) == 18
+    assert len(told) == 17
     assert [line for line in told if line not in shortened] == []
 
 

@@ -444,7 +444,7 @@ def test_a_certificate_that_is_not_trusted(
     check(ran, told, hint, {"S": source, "T": target}, tmp_path)
 
 
-async def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(ends: Ends) -> None:
+async def test_many_that_fail_alike_are_a_line_each_and_one_hint(ends: Ends) -> None:
     ends.answers(*PUSH, DENIED)
     for number in range(2, 6):
         Seed(number).image().load_into(ends.apps["source"], "app", tag=f"v{number}")
@@ -454,7 +454,6 @@ async def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(ends:
     lines = ran.err.splitlines()
     assert sum(line.startswith("failed ") for line in lines) == 5
     assert sum(line.startswith("hint: ") for line in lines) == 1
-    assert lines[-1] == f"Failed: 5 x AUTH_ERROR target.test: {REFUSED}"
-    assert len(lines) == 7
+    assert len(lines) == 6
     assert ran.out.splitlines()[0] == "Images: 0 synced, 0 skipped, 5 failed"
     assert len(ran.out.splitlines()) == 4

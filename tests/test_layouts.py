@@ -419,7 +419,7 @@ async def test_tags_lists_a_repository_of_a_layout_and_nobody_logs_in_there(mirr
     assert (await run("tags", mirror.layout)).status == 3
     mirror.write(V1, registries={"target": DISK})
     ran = await mirror.run("auth", "check")
-    assert [row["registry"] for row in ran.report["access"]] == ["source"]
+    assert [row["repository"] for row in ran.report["access"]] == ["source.test/app"]
 
 
 async def test_an_audit_reads_a_layout_and_its_receipt_thins_another(mirror):

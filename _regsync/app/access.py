@@ -16,7 +16,6 @@ from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
-from _regsync.net.proxies import Proxy
 from _regsync.oci import Descriptor
 from _regsync.registry.client import RegistryClient
 from _regsync.registry.endpoints import RemoteRepository
@@ -27,8 +26,8 @@ from _regsync.sync.once import Once, gather
 from _regsync.sync.report import error_json
 from _regsync.text import time_text
 
-LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
 LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
+LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
 
 
 async def check_access(config: Config, console: Console) -> int:
@@ -54,7 +53,7 @@ async def check_access(config: Config, console: Console) -> int:
             access = Access(repository)
             await try_repository(access, logins[repository.host])
             # At once, because the other checks may take long.
-            return show(access, transport.dialer.proxy_of(repository.host.registry), console)
+            return show(access, console)
 
         rows = await gather([partial(check_one, repository) for repository in repositories])
     if console.writes_json:
@@ -89,32 +88,25 @@ class Access:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry in `access` of the JSON document."""
-        host = self.repository.host
-        login = host.authenticator
-        is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
+        login = self.repository.host.authenticator
         expires = login.cloud_login.expires if login.cloud_login is not None else -1.0
-        upload = "absent" if self.is_absent else None  # None: no upload was tried
+        is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
         return {
-            "registry": host.registry.alias,
             "repository": str(self.repository),
             "rights": ",".join(self.rights),
-            "method": host.registry.auth_type or "detected",
             "source": login.credential.found_at if is_accepted else None,
             "expires": time_text(expires) if 0 <= expires < LATEST_TIME else None,
-            "upload": "opened" if "push" in self.rights else upload,
             "error": error_json(self.error),
         }
 
 
-def show(access: Access, proxy: Proxy | None, console: Console) -> dict[str, Any]:
+def show(access: Access, console: Console) -> dict[str, Any]:
     """Print a line about a repository, or log its error. Returns the entry of the JSON document.
 
     With `--json` only errors are logged, because the document lists all repositories.
     """
     row = access.as_json()
     error = access.error
-    if proxy is None:
-        console.log("info", "direct", f"{access.repository}: direct, through no proxy")
     if error is not None:
         message = f"{error.code}: {error}"
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
@@ -123,10 +115,6 @@ def show(access: Access, proxy: Proxy | None, console: Console) -> dict[str, Any
         remarks = [row["source"] or "anonymous"]
         if row["source"] is None and not login.is_anonymous:
             remarks.append(f"no login needed, found: {login.credential.found_at}")
-        if row["expires"] is not None:
-            remarks.append(f"until {row['expires']}")
-        if proxy is not None:
-            remarks.append(f"via {proxy}")
         if access.is_absent:
             remarks.append("the repository does not exist yet, so no push was tried")
         rights = row["rights"] or "-"
@@ -161,12 +149,6 @@ async def try_repository(access: Access, login: Once[bool]) -> None:
                 raise missing
     except SyncError as error:
         access.error = error
-        is_missing = isinstance(error, RegistryError) and error.status == 404
-        is_in_ecr = repository.host.registry.kind == "ecr"
-        if is_missing and is_in_ecr and repository.side is Side.TARGET:
-            # The usual hint ends with a command, so this advice is put in front of it.
-            template = "add a repository creation template for CREATE_ON_PUSH"
-            error.hint = f"{template}, or {error.hint}"
 
 
 async def _try_rights(access: Access) -> None:

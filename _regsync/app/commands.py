@@ -459,7 +459,10 @@ def run_report(arguments: Namespace, console: Console) -> int:
     from _regsync.app import pages
 
     forms = {"markdown": pages.as_markdown, "junit": pages.as_junit, "html": pages.as_page}
-    console.print_text(forms[arguments.to](read_report_file(arguments.file)))
+    run = read_report_file(arguments.file)
+    with pages.expecting_report(input_name(arguments.file)):
+        text = forms[arguments.to](run)
+    console.print_text(text)
     return 0
 
 

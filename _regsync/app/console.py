@@ -125,16 +125,11 @@ class Console:
         self._write(sys.stderr, "\n".join(map(mask, lines)))
 
     def print_summary(self, report: Report | Audit, elapsed: float) -> None:
-        """Log each cause of several failures with their number, then print the report's summary.
+        """Print the report's summary. `elapsed` is in seconds.
 
-        The summary is not printed with `--json`, nor for a run without changes if standard output
-        is not a terminal. `elapsed` is in seconds.
+        It is not printed with `--json`, nor for a run without changes if standard output is not a
+        terminal.
         """
-        from _regsync.sync.report import shared_causes
-
-        for cause, count in shared_causes(report.failures):
-            text = f"Failed: {count} x {cause}"
-            self.tell("error", "failed_alike", text, count=count, cause=cause)
         if not self.writes_json and (report.has_something_to_report or sys.stdout.isatty()):
             self.print_lines(report.summary(elapsed))
 

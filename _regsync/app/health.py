@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from email.utils import formatdate
 from http import HTTPStatus
 
 from _regsync.errors import ConfigError
@@ -112,30 +111,20 @@ def exchange(client: socket.socket, answer_probe: AnswerProbe) -> None:
 
 
 def respond(head: bytes, answer_probe: AnswerProbe) -> bytes:
-    """Return the response to the head of a request."""
-    words = head.partition(b"\r\n")[0].split(b" ")
-    method, target, version = words if len(words) == 3 else (b"", b"", b"")
+    """Return the response to the head of a request: 404 for whatever is no probe."""
+    target = head.partition(b" ")[2].partition(b" ")[0]
     path = target.partition(b"?")[0].decode("latin-1")
-    document: dict[str, object] = {}
-    if not version.startswith(b"HTTP/1.") or b"\r\n\r\n" not in head:
-        status = 400
-    elif path not in ("/healthz", "/readyz"):
-        status = 404
-    elif method not in (b"GET", b"HEAD"):
-        status = 405
-    else:
+    if path in ("/healthz", "/readyz"):
         status, document = answer_probe(path)
+    else:
+        status, document = 404, {"status": "not found"}
 
-    phrase = HTTPStatus(status).phrase
-    body = json_text(document or {"status": phrase.lower()}).encode()
+    body = json_text(document).encode()
     lines = [
-        f"HTTP/1.1 {status} {phrase}",
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
-        "Cache-Control: no-store",
         "Connection: close",
-        f"Date: {formatdate(usegmt=True)}",
-        *(["Allow: GET, HEAD"] if status == 405 else []),
         "\r\n",
     ]
-    return "\r\n".join(lines).encode() + (b"" if method == b"HEAD" else body)
+    return "\r\n".join(lines).encode() + (b"" if head.startswith(b"HEAD ") else body)

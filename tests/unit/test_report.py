@@ -1,6 +1,4 @@
-"""Exit statuses, totals, the JSON report, causes that images share, and the words for sizes and
-durations.
-"""
+"""Exit statuses, totals, the JSON report, and the words for sizes and durations."""
 
 from __future__ import annotations
 
@@ -13,19 +11,14 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.app.environment import report_document
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.sync.report import MappingSelection, Outcome, Report, general_message, shared_causes
+from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.text import duration_text, size_text
 from tests.program import report_schema
 from tests.published import check
 
-
-def refused(repository: str, message: str, host: str = "t.example") -> RegistryError:
-    error = RegistryError(message, status=403)
-    return error.add_context(Side.TARGET, "push blob", f"{host}/{repository}:v1")
-
-
 AUTH = AuthError("refused")
-FORBIDDEN = refused("r", "denied")
+DENIED = RegistryError("denied", status=403)
+FORBIDDEN = DENIED.add_context(Side.TARGET, "push blob", "t.example/r:v1")
 MISSING = RegistryError("no such tag", status=404)
 SOURCE = MISSING.add_context(Side.SOURCE, "look up", "s.example/r:1")
 CONTENT = ContentError("wrong digest")
@@ -199,51 +192,6 @@ def test_the_schema_refuses_what_is_not_so(spoil):
     check("report", told)
     spoil(told)
     assert not Draft202012Validator(report_schema()).is_valid(told)
-
-
-# Causes that images share.
-
-
-def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not():
-    made = report("synced", "skipped", AUTH, CONTENT, CONTENT, CONTENT, SOURCE, INTERNAL, INTERNAL)
-    assert shared_causes(made.failures) == [
-        ("CONTENT_ERROR: wrong digest", 3),
-        ("INTERNAL_ERROR: this should not happen", 2),
-    ]
-
-
-def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys_name():
-    words = "status 404: the repository with name '{}' does not exist"
-    made = report(
-        *(refused(name, words.format(name)) for name in ("team/a", "team/b", "c")),
-        refused("a", "a denial at a"),
-        refused("b", "a denial at b"),
-        refused("d/a", "x/d/a d/ab"),
-        refused("c", "denied"),
-        refused("c", "denied", "u.example"),
-        AuthError("denied"),
-        refused("e", "x/d/a d/ab"),
-    )
-    assert shared_causes(made.failures) == [
-        ("AUTH_ERROR t.example: status 404: the repository with name '...' does not exist", 3),
-        ("AUTH_ERROR t.example: x/d/a d/ab", 2),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("message", "general"),
-    [
-        ("push blob t.example/team/app:v1: denied", "push blob t.example/...: denied"),
-        ("read team/app@sha256:0123456789abcdef", "read ..."),
-        ("get t.example:5000/team/app: denied", "get t.example:5000/team/app: denied"),
-        ("x/team/app team/app-2 my-team/app", "x/team/app team/app-2 my-team/app"),
-        ("blob sha256:0123456789abcdef is gone", "blob sha256:... is gone"),
-        ("write oci-layout:/a//b//team/app:v1", "write oci-layout:/a//b//..."),
-    ],
-)
-def test_a_cause_is_told_without_the_image_that_it_befell(message, general):
-    references = ("t.example/team/app:v1", "oci-layout:/a//b//team/app:v1")
-    assert general_message(message, *references) == general
 
 
 # Sizes and durations.
