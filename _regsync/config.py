@@ -31,7 +31,7 @@ from _regsync.net.proxies import proxy_for
 from _regsync.oci import LAYOUT_SCHEME, Platform, full_name, is_repository, parse_platform
 from _regsync.providers import Kind, api_repository, canonical_host, kind_of
 from _regsync.tags import TagRule, compile_glob, literal_tag, parse_range, select
-from _regsync.text import keep_secret, mask_unless_word, printable, strip_userinfo
+from _regsync.text import json_text, keep_secret, mask_unless_word, printable, strip_userinfo
 
 if TYPE_CHECKING:
     import yaml  # loaded only where there is a configuration to read
@@ -516,8 +516,6 @@ class Reader:
         self.default_nodes: dict[str, Node] = {}
         self.default_values: dict[str, Any] = {}
 
-        self.secrets: dict[str, str] = {}  # each secret value, and how it may be shown
-
         # The results of `read` by id(node) and id(field), and of `entries_of` by id(node). YAML
         # aliases may repeat a node thousands of times.
         self.results: dict[tuple[int, int], object] = {}
@@ -633,9 +631,7 @@ class Reader:
             _check_form(node, field)
             text = substitute(node.value, self.file.environ)
             # The URL of a proxy is secret only if it has a user name.
-            is_url = field.parse is parse_proxy
-            if field.secret and (not is_url or "@" in text):
-                self.secrets[text] = shown_form(node.value, is_url=is_url)
+            if field.secret and (field.parse is not parse_proxy or "@" in text):
                 keep_secret(text)
             value = field.parse_text(text)
             return field.resolve(self, value) if field.resolve else value
@@ -926,7 +922,7 @@ def _check_login(section: Section) -> None:
 def build_mapping(section: Section) -> MappingRule | None:
     """Return a mapping with the values that it inherits from `defaults`.
 
-    Returns None if a value is invalid or missing. `_read_config` sets the index.
+    Returns None if a value is invalid or missing. `load` sets the index.
     """
     reader = section.reader
     for key in ("source", "targets"):
@@ -1173,12 +1169,8 @@ def load(file: ConfigFile) -> Config:
 
     Raises ConfigError with all problems, in the order of the file.
     """
-    return _read_config(Reader(file))
-
-
-def _read_config(reader: Reader) -> Config:
+    reader = Reader(file)
     document = reader.read_document()
-    file = reader.file
 
     # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
     settings = dict(document.get("global", {}))
@@ -1215,99 +1207,40 @@ def schema() -> dict[str, Any]:
 
 # The expansion.
 
-_MASK = "********"
 
-# A value that is as long as this is hidden wherever it is repeated. Shorter ones would hide words.
-_MIN_HIDDEN = 4  # characters
+def expand(file: ConfigFile) -> str:
+    """Return as YAML what was understood of a configuration: what differs from defaults.
 
-
-def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
-    """Return a configuration as YAML with all variables, groups and `defaults` resolved.
-
-    Unless `show_secrets` is set, the variables of secrets are kept and the other parts of secrets are
-    masked, also where another value repeats a secret. So it can be loaded again, and has the same
-    meaning if no secret is written out. Raises ConfigError as `load` does.
+    Secrets are hidden, also where another value repeats one of at least four characters. Raises
+    ConfigError as `load` does.
     """
     import yaml
 
-    reader = Reader(file)
-    config = _read_config(reader)
-    secrets = {} if show_secrets else reader.secrets
-    hidden = sorted((each for each in secrets if len(each) >= _MIN_HIDDEN), key=len, reverse=True)
-    pattern = "|".join([*map(re.escape, hidden), r"\$"])
-
-    def show(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: show(each) for key, each in value.items() if each is not None}
-        if isinstance(value, (list, tuple)):
-            return [show(each) for each in value]
-        if not isinstance(value, str):
-            return value
-        if value in secrets:
-            return secrets[value]
-        # A `$` that is no variable has to be written as `$$`.
-        return re.sub(pattern, lambda match: secrets.get(match[0], "$$"), value)
-
-    size_limit = config.staging_size_limit
-    document = {
-        "registries": {
-            alias: _plain_registry(registry) for alias, registry in config.registries.items()
-        },
-        "mappings": [_plain_mapping(rule) for rule in config.mappings],
-        "global": {
-            "max_concurrent_transfers": config.max_concurrent_transfers,
-            "cache_ttl": int(config.cache_ttl),
-            "cache_dir": config.cache_dir,
-            "staging_size_limit": None if size_limit is None else f"{size_limit}B",
-        },
-    }
+    shown = json.loads(json_text(_plain(load(file))))
     return yaml.safe_dump(
-        show(document), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        shown, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
 
 
-def _plain_registry(registry: Registry) -> dict[str, Any]:
-    login = {"username": registry.username, "password": registry.password}
-    url = f"{registry.scheme}://{registry.authority}"
-    return {
-        "url": f"{LAYOUT_SCHEME}:{registry.written_path}" if registry.is_layout else url,
-        **_changed(registry, REGISTRY.keys),
-        "credentials": login if registry.username else None,
-    }
+def _plain(value: Any) -> Any:
+    """Return a record as a dict of the fields that differ from their defaults, and all inside it.
 
-
-def _plain_mapping(rule: MappingRule) -> dict[str, Any]:
-    return {
-        "from": rule.source_repository,
-        "to": rule.target_repository if rule.target_repository != ALL_REPOSITORIES else None,
-        "source": rule.source.alias,
-        "targets": [target.alias for target in rule.targets],
-        "tags": _changed(rule.tags, TAGS.keys) or None,
-        "min_age": int(rule.min_age) or None,
-        "platforms": ["/".join(filter(None, each)) for each in rule.platforms or ()] or None,
-        "artifacts": _changed(rule.artifacts, ARTIFACTS.keys) or None,
-    }
-
-
-def _changed(record: Any, keys: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a record that are keys of a section and differ from their defaults."""
-    defaults = record._field_defaults
-    values = {key: getattr(record, key, None) for key in keys}
-    return {key: value for key, value in values.items() if value != defaults.get(key)}
-
-
-def shown_form(written: str, *, is_url: bool) -> str:
-    """Return how a secret may be shown: its variables stay, without defaults; the rest is masked.
-
-    `written` is the secret as the configuration has it, such as ${REGISTRY_TOKEN}. Of a URL only the
-    login is masked.
+    A mapping names its registries by their aliases. Login secrets are hidden, however short.
     """
-    if is_url and "@" in written:
-        scheme = re.match(r"(?:\w+://)?", written)
-        assert scheme is not None
-        return f"{scheme[0]}{_MASK}@{written.rpartition('@')[2]}"
-
-    def show(match: re.Match[str]) -> str:
-        return f"${{{match['name']}}}" if match["name"] else _MASK
-
-    return re.sub(rf"(?:\$\$|[^$]|\$(?!\{{))+|{_VARIABLE}", show, written)
+    if isinstance(value, Platform):
+        return str(value)
+    if hasattr(value, "_asdict"):
+        defaults = value._field_defaults
+        fields = {
+            key: each
+            for key, each in value._asdict().items()
+            if key not in defaults or each != defaults[key]
+        }
+        fields |= dict.fromkeys(fields.keys() & {"password", "token"}, "***")
+        if isinstance(value, MappingRule):
+            aliases = [target.alias for target in value.targets]
+            fields |= {"source": value.source.alias, "targets": aliases}
+        value = fields
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

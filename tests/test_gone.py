@@ -16,6 +16,8 @@ GONE = [
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"),
     ("audit --read N", "audit --read=20 -c -",
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"),
+    ("expand --show-secrets", "expand --show-secrets mirror.yaml",
+        "secrets are never printed; the variables of the configuration have them"),
     ("schema --report", "schema --report",
         "the source code has that schema, in tests/report.schema.json"),
     ("report --to text", "report - --to=text",

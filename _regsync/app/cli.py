@@ -36,6 +36,7 @@ GONE = {
     "lock --diff": "`lock --check` shows the changes and does not write the lock file",
     "lock --markdown": "`lock` prints a line for each change",
     "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
+    "expand --show-secrets": "secrets are never printed; the variables of the configuration have them",
     "schema --report": "the source code has that schema, in tests/report.schema.json",
     "report --to text": "`--to markdown` shows the failures by cause, and the figures",
 }
@@ -248,12 +249,10 @@ regsync validate - <mirror.yaml""",
         options=FILE_OR_CONFIG,
     ),
     "expand": Command(
-        summary="print a configuration with variables and defaults filled in",
+        summary="print what was understood of a configuration, without its secrets",
         statuses="0 3",
         examples="regsync expand mirror.yaml",
-        options=f"""\
-{FILE_OR_CONFIG}
---show-secrets      print passwords and tokens in plain text""",
+        options=FILE_OR_CONFIG,
     ),
     "schema": Command(
         summary="print the JSON Schema of the configuration",

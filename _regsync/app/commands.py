@@ -441,8 +441,7 @@ def run_validate(arguments: Namespace, console: Console) -> int:
 def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
-    file = read_config_file(only_name(arguments))
-    console.print_text(expand(file, show_secrets=arguments.show_secrets))
+    console.print_text(expand(read_config_file(only_name(arguments))))
     return 0
 
 
