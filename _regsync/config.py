@@ -381,9 +381,6 @@ _VARIABLE = (
     r"(?::(?P<operator>[-?])(?P<argument>(?:[^$}]|\$(?!\{))*))?\})?"
 )
 
-# A scalar that consists of a single variable. The variable's value may be of any type.
-_LONE_VARIABLE = r"\$\{[^{}]*\}"
-
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
     """Replace each variable in a text by its value. Variables inside a value are not replaced.
@@ -416,28 +413,20 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 Node = Any  # a node of PyYAML; an alias is the same object as its anchor
 Entries = dict[str, tuple[Node, Node]]  # the keys and values of a mapping, by the key's text
 
-_TAG_PREFIX = "tag:yaml.org,2002:"
-
-# The names of YAML types in messages, by the last word of their tag.
+# The kinds of nodes in messages. A scalar is its text, as it was written: 1.20 has two decimals.
 _KINDS = {
-    "map": "a mapping",
-    "seq": "a list",
-    "str": "text",
-    "int": "a whole number",
-    "float": "a decimal number",
-    "bool": "true or false",
+    "mapping": "a mapping",
+    "sequence": "a list",
+    "scalar": "text",
     "null": "empty",
-    "timestamp": "a date",
-    "merge": "a merge key",
-    "!": "a value with a YAML tag of its own",
+    "!": "something with a YAML tag of its own",
 }
 
-# The tags that mean what they say, by the sort of node that PyYAML made.
-_NATURAL_TAGS = {
-    "mapping": {"map"},
-    "sequence": {"seq"},
-    "scalar": _KINDS.keys() - {"map", "seq", "!"},
-}
+# The tag that PyYAML gives to a node without a tag of its own.
+_PLAIN_TAGS = {"mapping": "map", "sequence": "seq", "scalar": "str"}
+
+# A scalar that is written so, and without quotes, is no value.
+_NO_VALUES = ("", "~", "null", "Null", "NULL")
 
 _IN_FILE_ORDER = attrgetter("line", "column")  # a key for sorting problems
 
@@ -543,7 +532,8 @@ class Reader:
 
         try:
             text = self.file.text.decode("utf-8-sig")
-            loader = yaml.SafeLoader(text)  # checks every character
+            # It takes each scalar as text. It checks every character.
+            loader = yaml.BaseLoader(text)
             root = loader.get_single_node()
         except UnicodeDecodeError as error:
             place = _place_after(error.object[: error.start].decode())
@@ -561,7 +551,7 @@ class Reader:
             place = (loader.line + 1, loader.column + 1)
             message = "malformed YAML: nested too deep, or a number out of range"
         else:
-            if root is not None and _tag_of(root) != "null":
+            if root is not None and _kind_of(root) != "null":
                 return root
             place = (1, 1)
             message = "the document is empty: `mappings` is required, and may be []"
@@ -609,16 +599,16 @@ class Reader:
             self.results[key] = read(node, field, path)
         return self.results[key]
 
-    def expect(self, tag: str, node: Node, path: str, remedy: str = "") -> bool:
-        """Return True if a node has the tag "map" or "seq" that is expected here.
+    def expect(self, kind: str, node: Node, path: str, remedy: str = "") -> bool:
+        """Return True if a node is of the kind "mapping" or "sequence" that is expected here.
 
         Otherwise add a problem, whose message ends in `remedy`, and return False.
         """
-        found = _tag_of(node)
-        if found != tag:
-            message = f"must be {_KINDS[tag]}, not {_KINDS[found]}{remedy}"
+        found = _kind_of(node)
+        if found != kind:
+            message = f"must be {_KINDS[kind]}, not {_KINDS[found]}{remedy}"
             self.add_problem(node, path, message)
-        return found == tag
+        return found == kind
 
     # Single values.
 
@@ -628,7 +618,9 @@ class Reader:
         Also returns None if the scalar refers to a registry or group that is invalid.
         """
         try:
-            _check_form(node, field)
+            kind = _kind_of(node)
+            if kind != "scalar":
+                raise ValueError(f"must be a single value, not {_KINDS[kind]}")
             text = substitute(node.value, self.file.environ)
             # The URL of a proxy is secret only if it has a user name.
             if field.secret and (field.parse is not parse_proxy or "@" in text):
@@ -691,7 +683,7 @@ class Reader:
         if node.id == "scalar" and field.alone:
             value = self.read(node, field.alone, path)
             return (value,) if isinstance(value, str) else value
-        if not self.expect("seq", node, path):
+        if not self.expect("sequence", node, path):
             return None
         if field.if_empty and not node.value:
             self.add_problem(node, path, f"the list is empty: {field.if_empty}")
@@ -706,7 +698,7 @@ class Reader:
 
     def section(self, node: Node, field: Field, path: str) -> Any:
         """Read the keys of a section. Returns what `field.build` makes of their values."""
-        if not self.expect("map", node, path, field.if_no_section):
+        if not self.expect("mapping", node, path, field.if_no_section):
             return None
         nodes = self.known_keys(node, field.keys, path)
         section = Section(self, node, path, nodes, {})
@@ -733,7 +725,7 @@ class Reader:
             if key not in known:
                 message = f"unknown key{self.suggest_name(key, known)}"
                 self.add_problem(key_node, _join_path(path, mask_unless_word(key)), message)
-            elif _tag_of(value) != "null":
+            elif _kind_of(value) != "null":
                 nodes[key] = value
         return nodes
 
@@ -748,10 +740,9 @@ class Reader:
         entries = self.entries[id(node)] = {}  # also what a mapping that merges itself gets
         sources: list[Node] = []  # the nodes that `<<` refers to, in order
         for key, value in node.value:
-            tag = _tag_of(key)
             if key.id != "scalar":
-                self.add_problem(key, path, f"{_KINDS[tag]} cannot be a key")
-            elif tag == "merge":
+                self.add_problem(key, path, f"{_KINDS[key.id]} cannot be a key")
+            elif key.value == "<<":
                 sources += value.value if value.id == "sequence" else [value]
             elif key.value in entries:
                 first_line, _ = _place_of(entries[key.value][0])
@@ -774,15 +765,13 @@ class Reader:
         Adds a problem for each key that is not a valid name.
         """
         values: dict[str, Any] = self.groups if path == "target_groups" else self.registries
-        if not self.expect("map", node, path):
+        if not self.expect("mapping", node, path):
             return None
         assert field.named is not None
         for name, (key, value) in self.entries_of(node, path).items():
             value_path = _join_path(path, name)
-            tag = _tag_of(key)
-            if tag != "str" or name == "" or not name.isprintable():
-                message = f"must be a name, not {_KINDS[tag]}: put it in quotes"
-                self.add_problem(key, value_path, message)
+            if _kind_of(key) != "scalar" or name == "" or not name.isprintable():
+                self.add_problem(key, value_path, "must be a name")
                 continue
             read = self.read(value, field.named, value_path)
             values[name] = read._replace(alias=name) if isinstance(read, Registry) else read
@@ -803,10 +792,13 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
     return f"malformed YAML: {problem}"
 
 
-def _tag_of(node: Node) -> str:
-    """Return a key of `_KINDS`: "map", "seq", the type of a scalar, or "!" for another tag."""
-    tag = node.tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # the scalar `=` is a "value"
-    return tag if tag in _NATURAL_TAGS[node.id] else "!"
+def _kind_of(node: Node) -> str:
+    """Return a key of `_KINDS`."""
+    if node.tag != f"tag:yaml.org,2002:{_PLAIN_TAGS[node.id]}":
+        return "!"
+    if node.id == "scalar" and node.style is None and node.value in _NO_VALUES:
+        return "null"
+    return str(node.id)
 
 
 def _place_of(node: Node) -> tuple[int, int]:
@@ -822,19 +814,6 @@ def _place_after(before: str) -> tuple[int, int]:
 def _join_path(path: str, key: str) -> str:
     """Return the path of the value under a key of the mapping at `path`."""
     return f"{path}.{key}" if path else key
-
-
-def _check_form(node: Node, field: Field) -> None:
-    """Raise ValueError if a node has a YAML type that its field does not accept."""
-    tag = _tag_of(node)
-    is_lone_variable = tag == "str" and re.fullmatch(_LONE_VARIABLE, node.value) is not None
-    if tag in field.form or is_lone_variable:
-        return
-    if "str" not in field.form:
-        raise ValueError(f"must be {_KINDS[field.form[0]]} without quotes, not {_KINDS[tag]}")
-    has_text = node.id == "scalar" and tag != "null"
-    remedy = ": put it in quotes" if has_text else ""
-    raise ValueError(f"must be text, not {_KINDS[tag]}{remedy}")
 
 
 # Building of records, and what concerns several keys.
@@ -997,18 +976,10 @@ def _check_copy_within_registry(section: Section, rule: MappingRule) -> None:
 # The table of keys.
 
 
-# The YAML types in which a scalar may be written: tags as `_tag_of` returns them.
-TEXT = ("str",)
-FLAG = ("bool",)
-COUNT = ("int",)
-AMOUNT = ("str", "int", "float")  # a text that may be an unquoted number
-
-
 class Field(NamedTuple):
     """How the value of a key is read: as a scalar, if it has neither `keys` nor `item` nor `named`."""
 
     parse: Callable[[str], Any] = str  # returns the value of a text; raises ValueError
-    form: tuple[str, ...] = TEXT
     # Returns what a parsed text refers to, or None if that is invalid. Raises ValueError.
     resolve: Callable[[Reader, Any], Any] | None = None
     choices: tuple[str, ...] = ()  # the only valid texts, if there are any
@@ -1075,8 +1046,8 @@ REGISTRY = Field(
         "token": Field(parse_token, secret=True),
         "cloud_profile": Field(),
         "aws_profile": Field(),
-        "head_first": Field(parse_flag, FLAG),
-        "max_concurrent": Field(parse_positive, COUNT),
+        "head_first": Field(parse_flag),
+        "max_concurrent": Field(parse_positive),
         "ca_file": PATH,
         "client_cert": PATH,
         "client_key": PATH,
@@ -1094,8 +1065,8 @@ TAGS = Field(
         "semver": Field(parse_version_range),
         "semver_prerelease": Field(choices=("include", "exclude", "only")),
         "sort": Field(choices=("semver", "alpha")),
-        "latest": Field(parse_positive, COUNT),
-        "min_tags": Field(parse_count, COUNT),
+        "latest": Field(parse_positive),
+        "min_tags": Field(parse_count),
         "immutable_tags": PATTERN,
     },
 )
@@ -1103,10 +1074,10 @@ TAGS = Field(
 ARTIFACTS = Field(
     build=build_artifacts,
     keys={
-        "enabled": Field(parse_flag, FLAG),
+        "enabled": Field(parse_flag),
         "include": TEXTS,
         "exclude": TEXTS,
-        "require_artifacts": Field(parse_flag, FLAG),
+        "require_artifacts": Field(parse_flag),
     },
 )
 
@@ -1115,7 +1086,7 @@ _INHERITED = {
     "source": ALIAS,
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
-    "min_age": Field(parse_duration, AMOUNT),
+    "min_age": Field(parse_duration),
     "platforms": Field(
         item=Field(parse_listed_platform),
         alone=Field(parse_all),
@@ -1137,10 +1108,10 @@ MAPPING = Field(
 
 GLOBAL = Field(
     keys={
-        "max_concurrent_transfers": Field(parse_positive, COUNT),
-        "cache_ttl": Field(parse_duration, AMOUNT),
+        "max_concurrent_transfers": Field(parse_positive),
+        "cache_ttl": Field(parse_duration),
         "cache_dir": PATH,
-        "staging_size_limit": Field(parse_size, AMOUNT),
+        "staging_size_limit": Field(parse_size),
     }
 )
 

@@ -436,7 +436,7 @@ def add_options(parser: Parser, text: str) -> None:
 
 def add_tag_options(parser: Parser) -> None:
     """Add an option for each key of the section `tags` that a listing can heed."""
-    from _regsync.config import COUNT, TAGS, schema
+    from _regsync.config import TAGS, parse_count, parse_positive, schema
 
     described = schema()["$defs"]["tags"]["properties"]
     for key, field in TAGS.keys.items():
@@ -445,7 +445,8 @@ def add_tag_options(parser: Parser) -> None:
         more: dict[str, Any] = {"help": described[key]["description"]}
         if field.item:
             more = {"help": f"{more['help']}; may be repeated", "action": "append", "default": []}
-        more["metavar"] = "|".join(field.choices) or ("N" if field.form is COUNT else "PATTERN")
+        is_count = field.parse in (parse_count, parse_positive)
+        more["metavar"] = "|".join(field.choices) or ("N" if is_count else "PATTERN")
         parser.add_argument(f"--{key.replace('_', '-')}", type=value_of("TAGS", key), **more)
 
 

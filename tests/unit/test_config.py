@@ -271,12 +271,25 @@ def test_a_value_never_changes_the_structure() -> None:
     assert "unknown key" in found
 
 
-def test_a_scalar_that_is_one_variable_may_be_a_number_or_truth_value() -> None:
+def test_a_scalar_is_its_text_as_it_was_written() -> None:
+    rule = mapping(
+        "tags: {glob: [1.10, 0123, no, 2024-01-02, 0x1f, 'null'], sort: alpha, latest: '3'}"
+    )
+    assert rule.tags.glob == ("1.10", "0123", "no", "2024-01-02", "0x1f", "null")
+    assert rule.tags.latest == 3
+    text = "registries: {1: {url: a.x, head_first: 'on'}}\nmappings: [{from: a, to: b, source: 1, targets: 01}]"
+    (found,) = problems(text)
+    assert "no registry or group is named '01'" in found
+    login = registry("url: a.x, auth_type: basic, credentials: {username: 007, password: =}")
+    assert (login.username, login.password) == ("007", "=")
+
+
+def test_a_variable_may_be_a_number_or_truth_value() -> None:
     environ = {"N": "8", "T": "true"}
     found = registry("url: a.example, max_concurrent: '${N}', head_first: '${T}'", environ)
     assert (found.max_concurrent, found.head_first) == (8, True)
     assert registry("url: a.example, max_concurrent: '${X:-9}'").max_concurrent == 9
-    assert "whole number" in registry_problem("url: a.example, max_concurrent: '1${N}'", environ)
+    assert registry("url: a.example, max_concurrent: '1${N}'", environ).max_concurrent == 18
     assert "whole number" in registry_problem("url: a.example, max_concurrent: '${T}'", environ)
     assert "true or false" in registry_problem("url: a.example, head_first: '${N}'", environ)
     assert mapping("tags: {glob: '${N}'}", environ).tags.glob == ("8",), "text stays text"
@@ -291,7 +304,7 @@ def test_all_problems_come_in_one_go_and_in_order() -> None:
           one: {url: "https://user:pw@a.example", tokne: x}
           dup: {url: a.example}
           dup: {url: b.example}
-        defaults: {targets: nope, tags: {glob: 1.20}}
+        defaults: {targets: nope, tags: {glob: ''}}
         mappings:
           - form: a
           - from: team/app:1.0
@@ -345,9 +358,9 @@ def listed(body: str) -> str:
 
 
 MAPPING_PROBLEMS = [
-    ("tags: {glob: 1.20}", "tags.glob: must be text, not a decimal number: put it in quotes"),
-    ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: must be text, not a date"),
-    ("tags: {glob: [~]}", "glob[0]: must be text, not empty"),
+    ("tags: {glob: [~]}", "glob[0]: must be a single value, not empty"),
+    ("tags: {semver: [~]}", "semver: must be a single value, not a list"),
+    ("to: !!python/none x", "to: must be a single value, not something with a YAML tag of its own"),
     ("tags: {glob: []}", "glob: the list is empty: omit it to take every tag"),
     ("tags: {glob: ''}", "must not be empty"),
     ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' is not a pattern: it may have *, ?,"),
@@ -356,7 +369,7 @@ MAPPING_PROBLEMS = [
     ("tags: {semver_prerelease: maybe}", "'maybe' is not one of include, exclude, only"),
     ("tags: {sort: date}", "'date' is not one of semver, alpha"),
     ("tags: {sort: alpha, latest: 0}", "latest: must be a whole number from 1"),
-    ("tags: {sort: alpha, latest: 1.20}", "must be a whole number without quotes, not a decimal number"),
+    ("tags: {sort: alpha, latest: 1.20}", "latest: must be a whole number from 1"),
     ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
     ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
@@ -398,6 +411,7 @@ PROBLEMS = [
     (routed("from: a, to: b, source: tight, targets: tight"), "max_concurrent is 1: set it to 2"),
     (routed("from: a, to: b, source: tight, targets: loose"), "max_concurrent is 1: set it to 2"),
     # A registry.
+    (listed("url: a.example, head_first: 1"), "head_first: must be true or false"),
     (listed("head_first: true"), "registries.r.url: required"),
     (listed("url: null"), "registries.r.url: required"),
     (listed("url: a.example, auth_type: kerberos"), "'kerberos' is not one of ecr,"),
@@ -423,7 +437,8 @@ PROBLEMS = [
     ("x: 1\nmappings: []", "c.yaml:1:1: x: unknown key"),
     (f"{REGISTRIES}mappings: [{{{ROUTE}, x-a: 1}}]", "mappings[0].x-a: unknown key"),
     ("- a", "must be a mapping, not a list"),
-    ("registries: {1: {url: a.x}}\nmappings: []", "must be a name, not a whole number: put it in quotes"),
+    ("registries: {~: {url: a.x}}\nmappings: []", "c.yaml:1:14: registries.~: must be a name"),
+    ("registries: {'': {url: a.x}}\nmappings: []", "must be a name"),
     (f"{GROUPS}{{g: []}}", "target_groups.g: the list is empty"),
     (f"{GROUPS}{{g: one}}", "target_groups.g: must be a list"),
     (f"{GROUPS}{{g: [uno]}}", "target_groups.g[0]: no registry or group is named 'uno'"),
@@ -570,9 +585,9 @@ DOCUMENTS = [
     (b"mappings:\n- tags: {b: 1, b: 2}\n", "c.yaml:2:16: mappings[0].tags.b: duplicate key: it is on line 2"),
     (b"mappings: []\n[a]: b", "a list cannot be a key"),
     (b"mappings: []\n? {{a: b}: c}\n: {d: 1, d: 2}", "a mapping cannot be a key"),
-    (b"mappings: !!python/object/apply:os.system [x]", "must be a list, not a value with a YAML tag of its own"),
-    (b"mappings: !!seq {}", "must be a list, not a value with a YAML tag of its own"),
-    (b"mappings: []\nglobal: {cache_dir: !secret x}", "a YAML tag of its own: put it in quotes"),
+    (b"mappings: !!python/object/apply:os.system [x]", "must be a list, not something with a YAML tag of its own"),
+    (b"mappings: !!seq {}", "must be a list, not something with a YAML tag of its own"),
+    (b"mappings: []\nglobal: {cache_dir: !secret x}", "a single value, not something with a YAML tag of its own"),
 ]  # fmt: skip
 
 
