@@ -364,13 +364,6 @@ def parse_listed_platform(text: str) -> Platform:
     return parse_platform(text)
 
 
-def parse_all(text: str) -> tuple[()]:
-    """Return the empty filter for the word `all`, which stands in place of a list."""
-    if text != "all":
-        raise ValueError("must be a list, not text")
-    return ()
-
-
 # Environment variables in values.
 
 # Either `$$`, or `${NAME}` with an optional operator and its argument. If a `${` is malformed, only
@@ -683,10 +676,11 @@ class Reader:
         if node.id == "scalar" and field.alone:
             value = self.read(node, field.alone, path)
             return (value,) if isinstance(value, str) else value
-        if not self.expect("sequence", node, path):
+        remedy = f": {field.if_empty}" if field.if_empty else ""
+        if not self.expect("sequence", node, path, remedy):
             return None
         if field.if_empty and not node.value:
-            self.add_problem(node, path, f"the list is empty: {field.if_empty}")
+            self.add_problem(node, path, f"the list is empty{remedy}")
             return None
         assert field.item is not None
         values = [
@@ -921,7 +915,7 @@ def build_mapping(section: Section) -> MappingRule | None:
         targets=tuple(dict.fromkeys(values["targets"])),
         target_repository=values.get("to", values["from"]),
         tags=values.get("tags", TagRule()),
-        platforms=values.get("platforms") or None,  # `all` is an empty tuple
+        platforms=values.get("platforms"),
         artifacts=values.get("artifacts", ArtifactRule()),
         min_age=values.get("min_age", 0.0),
     )
@@ -988,7 +982,7 @@ class Field(NamedTuple):
     item: Field | None = None  # of each item of a list
     # Of a scalar in place of a list; its value is a tuple, or a text that is the only item.
     alone: Field | None = None
-    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
+    if_empty: str = ""  # the remedy for no list or an empty one; "": an empty list is valid
     named: Field | None = None  # of the value of each key, where the user chooses the keys
     keys: Mapping[str, Field] = MappingProxyType({})  # of a section
     build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
@@ -1087,11 +1081,7 @@ _INHERITED = {
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
     "min_age": Field(parse_duration),
-    "platforms": Field(
-        item=Field(parse_listed_platform),
-        alone=Field(parse_all),
-        if_empty="omit it to copy all platforms",
-    ),
+    "platforms": Field(item=Field(parse_listed_platform), if_empty="omit it to copy all platforms"),
     "artifacts": ARTIFACTS,
 }
 

@@ -114,10 +114,9 @@ def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
           - from: library/alpine
           - {from: a/b, to: c/d, source: two, targets: [one], tags: null, platforms: [linux/arm/v7],
              artifacts: {include: [x/y]}, min_age: 0}
-          - {from: a/b, tags: {sort: semver, latest: 2}, targets: two, platforms: all, min_age: 3d}
-          - {from: a/b, tags: {semver: ">=1", latest: 3}, platforms: "${WHICH}"}
-        """),
-        {"WHICH": "all"},
+          - {from: a/b, tags: {sort: semver, latest: 2}, targets: two, platforms: null, min_age: 3d}
+          - {from: a/b, tags: {semver: ">=1", latest: 3}}
+        """)
     )
     first, second, third, fourth = found.mappings
     assert (first.index, first.source.alias, first.min_age) == (0, "hub", 129600.0)
@@ -132,7 +131,7 @@ def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
     assert second.artifacts == ArtifactRule(include=("x/y",)), "nothing is merged inside"
     assert third.tags == TagRule(sort="semver", latest=2)
     assert [target.alias for target in third.targets] == ["two"]
-    assert (third.platforms, fourth.platforms) == (None, None), "`all` undoes a default"
+    assert third.platforms == first.platforms, "null inherits"
     assert third.min_age == 259200.0
     assert fourth.tags.order == "semver", "a range implies it"
 
@@ -377,8 +376,8 @@ MAPPING_PROBLEMS = [
     ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
     ("platforms: [all]", "platforms[0]: 'all' is not a platform: omit the field"),
     ("platforms: []", "platforms: the list is empty: omit it"),
-    ("platforms: '${REGSYNC_NONE:-All}'", "platforms: must be a list, not text"),
-    ("platforms: '${all'", "platforms: malformed '${'"),
+    ("platforms: all", "platforms: must be a list, not text: omit it to copy all platforms"),
+    ("platforms: linux/amd64", "platforms: must be a list, not text"),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
     ("to: Team/App", "write a path in lower case"),
     ("to: a:1.0", "without a host, tag or digest"),

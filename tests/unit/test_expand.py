@@ -33,7 +33,7 @@ mappings:
   - {from: library/alpine, tags: null}
   - {from: a/b, to: c/d, targets: mine, platforms: [linux/arm/v7], min_age: 7d,
      tags: {glob: ["1.20", 'yes', "$$x-*"], sort: semver, latest: 2}, artifacts: {enabled: off}}
-  - {from: a/b, targets: disk, platforms: all, tags: {min_tags: 0}}
+  - {from: a/b, targets: disk, tags: {min_tags: 0}}
   - {from: c, artifacts: {}}
 global: {cache_ttl: 90m, staging_size_limit: 1.5 MB}
 """
@@ -81,7 +81,7 @@ mappings:
   targets: [disk]
   target_repository: a/b
   tags: {min_tags: 0}
-  platforms: null
+  platforms: [linux/amd64]
   artifacts: {}
 - index: 3
   source: h${X}
