@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from _regsync.addresses import DEFAULT_PORTS, format_authority, is_loopback
 from _regsync.errors import ConfigError, Problem
@@ -32,9 +32,6 @@ from _regsync.oci import LAYOUT_SCHEME, Platform, full_name, is_repository, pars
 from _regsync.providers import Kind, api_repository, canonical_host, kind_of
 from _regsync.tags import TagRule, compile_glob, literal_tag, parse_range, select
 from _regsync.text import json_text, keep_secret, mask_unless_word, printable, strip_userinfo
-
-if TYPE_CHECKING:
-    import yaml  # loaded only where there is a configuration to read
 
 # Records.
 
@@ -523,30 +520,25 @@ class Reader:
         """Return the root node of the document. Raises ConfigError if the file is not YAML."""
         import yaml
 
+        place = (1, 1)
         try:
-            text = self.file.text.decode("utf-8-sig")
-            # It takes each scalar as text. It checks every character.
-            loader = yaml.BaseLoader(text)
-            root = loader.get_single_node()
-        except UnicodeDecodeError as error:
-            place = _place_after(error.object[: error.start].decode())
-            message = "not UTF-8: save the file as UTF-8"
-        except yaml.reader.ReaderError as error:
-            place = _place_after(text[: error.position])
-            message = f"control character U+{error.character:04X}: remove it"
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            message = _explain(error)
-        except (RecursionError, ValueError, OverflowError):
-            # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
-            # version with very many digits.
-            place = (loader.line + 1, loader.column + 1)
-            message = "malformed YAML: nested too deep, or a number out of range"
+            root = yaml.BaseLoader(self.file.text).get_single_node()  # takes each scalar as text
+        # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
+        # version with very many digits.
+        except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+            problem = getattr(error, "problem", None) or error
+            if isinstance(error, yaml.composer.ComposerError):
+                # PyYAML's own message repeats a name that may be a password with a `*` or `&`.
+                problem = (
+                    "a second document, or an anchor (&) that is missing or not the only one:"
+                    " quote text that begins with * or &"
+                )
+            message = f"malformed YAML: {problem}"
+            mark = getattr(error, "problem_mark", None)
+            place = (mark.line + 1, mark.column + 1) if mark else place
         else:
             if root is not None and _kind_of(root) != "null":
                 return root
-            place = (1, 1)
             message = "the document is empty: `mappings` is required, and may be []"
         self.problems.append(self.problem_at(place, "", message))
         raise self.error()
@@ -772,20 +764,6 @@ class Reader:
         return values
 
 
-def _explain(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's message, extended or replaced by the usual cause of the error."""
-    problem = ": ".join(filter(None, (error.context, error.problem)))
-    if "undefined alias" in problem:
-        return "no anchor of that name above: quote text beginning with '*'"
-    if "'\\t'" in problem:
-        problem = "a tab is not allowed here: indent with spaces"
-    elif "got '{'" in problem:
-        problem += ": inside { } and [ ] a '${NAME}' has to be quoted"
-    elif "alias" in problem:
-        problem += ": a text that begins with '*' has to be quoted"
-    return f"malformed YAML: {problem}"
-
-
 def _kind_of(node: Node) -> str:
     """Return a key of `_KINDS`."""
     if node.tag != f"tag:yaml.org,2002:{_PLAIN_TAGS[node.id]}":
@@ -798,11 +776,6 @@ def _kind_of(node: Node) -> str:
 def _place_of(node: Node) -> tuple[int, int]:
     """Return the line and column of a node, from 1. PyYAML counts from 0."""
     return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _place_after(before: str) -> tuple[int, int]:
-    """Return the line and column of the character that follows the text `before`."""
-    return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 def _join_path(path: str, key: str) -> str:
