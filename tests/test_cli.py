@@ -616,11 +616,11 @@ def test_a_full_standard_output_is_said_in_one_line_beside_a_document() -> None:
     ("redirections", "command", "status"),
     [("<&- >&- 2>&-", "version", 0), (">&-", "schema", 0), ("2>&-", "nonsense", 3)],
 )
-def test_closed_streams_need_no_dev_null(redirections: str, command: str, status: int) -> None:
-    """An empty root has none. The three numbers are taken all the same."""
+def test_no_socket_gets_the_number_of_a_closed_stream(
+    redirections: str, command: str, status: int
+) -> None:
     start = f"""
 import os, sys
-os.devnull = "/nonexistent/null"
 import regsync
 status = regsync.main([{command!r}])
 assert os.open("/", os.O_RDONLY) > 2
@@ -629,6 +629,14 @@ sys.exit(status)
     shell = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-c", start]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == status, done.stderr
+
+
+@POSIX
+def test_without_dev_a_closed_stream_ends_the_program() -> None:
+    start = "import os, regsync; os.devnull = '/nonexistent/null'; regsync.main(['version'])"
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", start]
+    done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (2, "")
 
 
 @POSIX

@@ -19,7 +19,7 @@ from _regsync.app import commands
 from _regsync.app.console import Console, terminal_columns
 from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
-from _regsync.text import forget_all_secrets, mask_unless_word, printable, reason_of
+from _regsync.text import forget_all_secrets, mask_unless_word, printable
 
 STATUSES = """\
   0    nothing failed, even if there was nothing to do
@@ -495,8 +495,6 @@ def main(argv: Sequence[str], closed_reason: str = "") -> int:
             return run_async(outcome)
         except (Exception, KeyboardInterrupt) as error:
             return report_error(console, error)
-        finally:
-            console.discard_lost_output()
 
 
 async def run(argv: Sequence[str], closed_reason: str = "") -> int:
@@ -512,8 +510,6 @@ async def run(argv: Sequence[str], closed_reason: str = "") -> int:
             return await outcome()
     except (Exception, KeyboardInterrupt) as error:
         return report_error(console, error)
-    finally:
-        console.discard_lost_output()
 
 
 def console_for(argv: Sequence[str]) -> Console:
@@ -567,10 +563,6 @@ def report_error(console: Console, error: BaseException) -> int:
 
     if isinstance(error, RegsyncError):
         reported = error
-    elif isinstance(error, OSError) and console.has_lost_output:
-        # The same errors of other files arrive here as a RegsyncError.
-        reason = reason_of(error)
-        reported = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
         message = f"{type(error).__name__}: {printable(str(error))}"
         hint = "report this defect, with the output of a run with -vv"
@@ -580,8 +572,8 @@ def report_error(console: Console, error: BaseException) -> int:
     if not isinstance(error, BrokenPipeError):
         try:
             console.show_error(reported)
-        except OSError:
-            pass  # standard error is lost too, so that only the exit status can report the error
+        except (OSError, RegsyncError):
+            pass  # standard output takes no document: the line on standard error is all
 
     # Compare codes, because errors of other classes can have AuthError's code, such as a
     # RegistryError about a 401.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from _regsync import edge
 from _regsync.errors import ConfigError, RegsyncError
-from _regsync.files import null_output
-from _regsync.text import json_text, mask, one_line
+from _regsync.text import json_text, mask, one_line, reason_of
 
 if TYPE_CHECKING:
     from _regsync.audit import Audit
@@ -41,7 +40,6 @@ class Console:
         environ = edge.current().environ
         is_terminal = sys.stderr.isatty() and environ.get("TERM") != "dumb"
         self.writes_json = writes_json
-        self.has_lost_output = False  # whether a write to either stream has failed
         self.shown_hints = set[str]()  # hints that are not to be shown again
         self._logs_json = logs_json
         self._takes_escapes = is_terminal and not logs_json
@@ -189,26 +187,19 @@ class Console:
             self._write(stream, f"{text}\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Write to a stream. If that fails, set `has_lost_output`, and raise only for results."""
+        """Write to a stream. Results that cannot be written raise RegsyncError or BrokenPipeError."""
         try:
             stream.write(text)
             stream.flush()
-        except OSError:
-            self.has_lost_output = True
+        except OSError as error:
             # A log on a full disk must not stop a mirror, but lost results must stop it.
-            if stream is not sys.stderr:
+            if stream is sys.stderr:
+                return
+            if isinstance(error, BrokenPipeError):
                 raise
-
-    def discard_lost_output(self) -> None:
-        """Replace the streams that can no longer be written to.
-
-        Otherwise the interpreter would report an error when it flushes them at exit.
-        """
-        for name in ("stdout", "stderr") if self.has_lost_output else ():
-            try:
-                getattr(sys, name).flush()
-            except OSError:
-                setattr(sys, name, null_output())
+            reason = reason_of(error)
+            message = f"the output of this command cannot be written: {reason}"
+            raise RegsyncError(message) from error
 
 
 def terminal_columns(stream: TextIO) -> int:
