@@ -27,7 +27,7 @@ GONE = [
 
 @pytest.mark.parametrize(("old", "line", "instead"), GONE)
 def test_an_old_word_gets_one_line(old: str, line: str, instead: str) -> None:
-    for words in (line.split(), ["-v", *line.split(), "--json"]):
+    for words in (line.split(), [*line.split(), "-v", "--json"]):
         ran = run_regsync(*words, stdin="mappings: []")
         assert ran.status == 3
         assert ran.err == f"error: CONFIG_ERROR: `{old}` is gone: {instead}\n"

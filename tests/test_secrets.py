@@ -662,8 +662,8 @@ def test_what_is_not_known_is_named_without_what_follows():
     ran = run_regsync("copy", "a.test/app", "b.test/app", "--user", "me", f"--password={PLAIN}")
     line = "error: CONFIG_ERROR: unrecognized arguments: --user *** --password\n"
     assert ran.err.startswith(line)
-    assert "command 'cpoy'\nhint: " in run_regsync("cpoy").err
-    assert "command '***'" in run_regsync(PLAIN).err
+    assert "a command, not 'cpoy'\nhint: " in run_regsync("cpoy").err
+    assert "a command, not '***'" in run_regsync(PLAIN).err
 
 
 # What is printed of objects.

@@ -292,42 +292,28 @@ class Parser(argparse.ArgumentParser):
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. The returned `command` is the name of the command.
 
-    Raises ConfigError if there is no command, if the command does not exist, or if it does not
-    accept its arguments. Exits if the command line asks for help.
+    Raises ConfigError if it does not begin with a command, or if the command does not accept its
+    arguments. Exits if the command line asks for help.
     """
-    name, words = split_command(argv)
-    if name is None and "--version" in words:
-        words.remove("--version")
+    name, words = (argv[0], argv[1:]) if argv else ("", [])
+    if name == "--version":
         name = "version"
-    if name is not None:
-        check_is_not_gone(name, words)
-        if name not in COMMANDS:
-            raise unknown_command_error(name)
-
-    # Without a command, the options are parsed all the same, because one of them may be `--help`.
-    parser = program_parser() if name is None else command_parser(name, COMMANDS[name])
+    check_is_not_gone(name, words)
+    if name in COMMANDS:
+        parser = command_parser(name, COMMANDS[name])
+    elif name in ("-h", "--help"):
+        parser, words = program_parser(), argv
+    else:
+        found = f", not {mask_unless_word(name)!r}" if argv else ""
+        raise ConfigError(
+            f"a command line begins with a command{found}", hint="see `regsync --help`"
+        )
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
     if unknown:
         # An unknown word, or the value after an option's `=`, may be a secret.
         shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
-    if name is None:
-        raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
-
-
-def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the name of the command and all other words. The name is None if there is no command.
-
-    The name is the first word that is neither an option nor the value of an option.
-    """
-    previous_word = ""
-    for index, word in enumerate(argv):
-        is_value_of_option = previous_word in ("--log-format", "-c", "--config")
-        if not word.startswith("-") and not is_value_of_option:
-            return word, [*argv[:index], *argv[index + 1 :]]
-        previous_word = word
-    return None, list(argv)
 
 
 def check_is_not_gone(name: str, words: Sequence[str]) -> None:
@@ -338,15 +324,6 @@ def check_is_not_gone(name: str, words: Sequence[str]) -> None:
         pattern = f" {option.replace('N', '[0-9]+')} "
         if command == name and (not option or re.search(pattern, text)):
             raise ConfigError(f"`{old}` is gone: {instead}")
-
-
-def unknown_command_error(name: str) -> ConfigError:
-    import difflib  # only needed for this error
-
-    # The comparison of long texts takes quadratic time.
-    similar_names = difflib.get_close_matches(name[:64], COMMANDS, n=1)
-    hint = f"did you mean {similar_names[0]!r}?" if similar_names else "see `regsync --help`"
-    return ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
 
 
 def program_parser() -> Parser:
@@ -368,7 +345,6 @@ def program_parser() -> Parser:
     parser = make_parser("regsync", "copy container images between OCI registries", epilog)
     parser.usage = "regsync COMMAND ..."
     add_options(parser, "--version           the same as the command `version`")
-    add_options(parser, COMMON)
     return parser
 
 
