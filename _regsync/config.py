@@ -6,7 +6,7 @@ concerns several keys.
 
 Owns: the records that the rest of the program works with, the grammars of their values, the places of
 problems, environment variables in values, what an expanded configuration may show.
-May not know: files, the process environment, how a value is used.
+May not know: files, the process environment (but for what `~` is), how a value is used.
 Invariants: any input yields either a `Config` or a `ConfigError` with all problems. A node that YAML
 aliases repeat is read once. The value of a variable never changes the document's structure. No
 message contains a secret.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -427,29 +428,15 @@ class ConfigFile(NamedTuple):
     text: bytes
     name: str  # the file's name in messages
     environ: Mapping[str, str]
-    base_dir: str | None  # absolute directory of the file; None for standard input
-    home: str | None  # the directory that `~` stands for; None if it is unknown
+    base_dir: str  # absolute directory of the file; "" for standard input
 
     def absolute_path(self, path: str) -> str:
         """Replace `~` in a path, and make the path absolute.
 
-        A relative path is relative to the configuration file. It is returned unchanged if the
-        configuration comes from standard input. Raises ValueError if the home directory is unknown.
+        A relative path is relative to the configuration file. It stays relative if the
+        configuration comes from standard input.
         """
-        if path == "~" or path.startswith(("~/", "~\\")):
-            # `os.path.expanduser` leaves `~` if there is no home directory.
-            if self.home in (None, "", "~"):
-                remedy = "set HOME, or write the whole path"
-                raise ValueError(f"{path!r}: no home directory is known: {remedy}")
-            return f"{self.home}{path[1:]}"
-        if self.base_dir is None or _is_absolute(path):
-            return path
-        return f"{self.base_dir.rstrip('/')}/{path}"
-
-
-def _is_absolute(path: str) -> bool:
-    """Report whether a path is absolute on POSIX or on Windows."""
-    return path.startswith(("/", "\\")) or path[1:3] in (":/", ":\\")
+        return os.path.join(self.base_dir, os.path.expanduser(path))
 
 
 class Section(NamedTuple):
@@ -1110,7 +1097,9 @@ def load(file: ConfigFile) -> Config:
     settings = dict(document.get("global", {}))
     configured_dir = settings.pop("cache_dir", None)
     cache_dir = configured_dir or file.absolute_path(_DEFAULT_CACHE_DIR)
-    if not _is_absolute(cache_dir):  # standard input has no directory to which it could be relative
+    if not os.path.isabs(
+        cache_dir
+    ):  # standard input has no directory to which it could be relative
         cache_dir = None
     # A CI job deletes its checkout, and with it everything that is written beside the file.
     is_in_ci = file.environ.get("CI", "") not in _NOT_IN_CI

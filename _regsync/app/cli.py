@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from _regsync import edge, fips
 from _regsync.app import commands
-from _regsync.app.console import Console, terminal_columns
+from _regsync.app.console import Console
 from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.text import forget_all_secrets, mask_unless_word, printable
@@ -375,7 +374,8 @@ def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
         epilog="\n".join(epilog),
         # `main` looks for `--json` in the words of the command line, so it must not be abbreviated.
         allow_abbrev=False,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
+        # Without a width argparse would import `shutil` and three compression modules to compute it.
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=78),
     )
 
 
@@ -439,16 +439,6 @@ def value_of(section: str, key: str) -> Callable[[str], object]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse
-
-
-def help_width() -> int:
-    """Return the width of help in columns, as argparse would compute it.
-
-    argparse itself would import `shutil` and three compression modules for this, on every start.
-    """
-    variable = edge.current().environ.get("COLUMNS", "")
-    columns = int(variable) if variable.isdecimal() else 0
-    return (columns or terminal_columns(sys.stdout)) - 2  # the margin of argparse
 
 
 # Running.

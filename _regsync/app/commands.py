@@ -67,8 +67,7 @@ def read_config_file(name: str) -> ConfigFile:
         text=read_bytes(name, LARGEST_CONFIG),
         name="standard input" if name == "-" else name,
         environ=edge.current().environ,
-        base_dir=None if name == "-" else os.path.dirname(os.path.abspath(name)),
-        home=edge.home(),
+        base_dir="" if name == "-" else os.path.dirname(os.path.abspath(name)),
     )
 
 

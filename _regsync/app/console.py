@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 from _regsync import edge
@@ -37,6 +38,9 @@ class Console:
 
     def __init__(self, *, writes_json: bool = False, logs_json: bool = False) -> None:
         """`writes_json` is `--json`, `logs_json` is `--log-format json`."""
+        if isinstance(sys.stdout, TextIOWrapper):
+            # Files are UTF-8, whatever encoding the locale selects. Names may be no text at all.
+            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
         environ = edge.current().environ
         is_terminal = sys.stderr.isatty() and environ.get("TERM") != "dumb"
         self.writes_json = writes_json
@@ -150,11 +154,7 @@ class Console:
 
     def print_text(self, text: str) -> None:
         """Print the text of a file, such as YAML or HTML, as it is."""
-        try:
-            self._write(sys.stdout, text)
-        except UnicodeEncodeError:  # such files are UTF-8, whatever encoding the locale selects
-            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-            self._write(sys.stdout, text)
+        self._write(sys.stdout, text)
 
     def show_progress(self, text: str, fields: Mapping[str, object]) -> None:
         """Redraw the line on the terminal. Without a terminal, log a line with `fields` instead."""
@@ -180,11 +180,7 @@ class Console:
 
     def _write_line(self, stream: TextIO, text: str) -> None:
         self.clear_progress()
-        try:
-            self._write(stream, f"{text}\n")
-        except UnicodeEncodeError:  # the stream's encoding lacks a character of the text
-            text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
-            self._write(stream, f"{text}\n")
+        self._write(stream, f"{text}\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
         """Write to a stream. Results that cannot be written raise RegsyncError or BrokenPipeError."""

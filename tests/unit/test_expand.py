@@ -103,10 +103,8 @@ warnings: ['c.yaml:17:92: mappings[1].artifacts.enabled: is false: signatures an
 ENVIRON = {"MIRROR_PASSWORD": "s3cret", "N": "7"}
 
 
-def file(text: str, environ: Mapping[str, str], base_dir: str | None = "/etc/rs") -> ConfigFile:
-    return ConfigFile(
-        text.encode(), name="c.yaml", environ=environ, base_dir=base_dir, home="/home/me"
-    )
+def file(text: str, environ: Mapping[str, str], base_dir: str = "/etc/rs") -> ConfigFile:
+    return ConfigFile(text.encode(), name="c.yaml", environ=environ, base_dir=base_dir)
 
 
 def expand(text: str, environ: Mapping[str, str] = ENVIRON) -> str:
@@ -119,7 +117,7 @@ def test_what_was_understood_is_spelled_out_without_anchors_and_defaults() -> No
 
 
 def test_standard_input_has_no_directory() -> None:
-    assert config.expand(file("mappings: []", {}, base_dir=None)) == (
+    assert config.expand(file("mappings: []", {}, base_dir="")) == (
         "registries: {}\nmappings: []\n"
     )
 

@@ -33,7 +33,7 @@ def faults(text: str) -> list[str]:
 def problems(text: str, environ: dict[str, str] = ENVIRON) -> list[str]:
     """Return what is wrong with a configuration."""
     try:
-        load(ConfigFile(text.encode(), name="c", environ=environ, base_dir="/x", home=None))
+        load(ConfigFile(text.encode(), name="c", environ=environ, base_dir="/x"))
     except ConfigError as error:
         return [str(problem) for problem in error.problems]
     return []
