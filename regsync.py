@@ -17,9 +17,8 @@ from _regsync import __version__
 
 if TYPE_CHECKING:
     from _regsync.edge import Edge
-    from _regsync.errors import RegsyncError
 
-__all__ = ["RegsyncError", "__version__", "main", "run"]
+__all__ = ["__version__", "main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     is_whole_process = argv is None
     if is_whole_process:
-        end_by_signals(is_watch=arguments[:1] == ["watch"])
+        end_by_signals()
     closed_reason = fips.open_gate()
 
     from _regsync.app import cli
@@ -65,61 +64,38 @@ def open_missing_streams() -> None:
     """Replace closed standard streams, so that no socket gets the descriptor of a standard stream."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            from _regsync.files import empty_input, null_output
-
-            occupy_descriptor()
-            setattr(sys, name, empty_input() if name == "stdin" else null_output())
-
-
-def occupy_descriptor() -> None:
-    """Open a file and leave it open. The file gets the lowest free descriptor."""
-    try:
-        os.open(os.devnull, os.O_RDWR)
-    except OSError:  # there may be no /dev
-        os.open(os.sep, os.O_RDONLY)
+            try:
+                # It gets the lowest free descriptor, and stays open.
+                null = open(os.devnull, "r+")  # noqa: SIM115
+            except OSError:
+                os._exit(2)  # without /dev nothing can take the place of a stream
+            setattr(sys, name, null)
 
 
-def end_by_signals(*, is_watch: bool) -> None:
+def end_by_signals() -> None:
     """Let SIGINT and SIGTERM end the process at once, until a run installs its own handlers.
 
     Nothing needs to be saved before a run begins. The handlers raise no KeyboardInterrupt, because
     library code might suppress the exception. The default action is not sufficient either: the kernel
-    ignores it for the first process of a container. A watch ends with success, and ignores SIGHUP
-    because it has not read its configuration yet.
+    ignores it for the first process of a container.
     """
-    on_signal = end_with_success if is_watch else end_interrupted
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, on_signal)
-    if is_watch and hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            signal.signal(number, end_interrupted)
 
 
 def end_interrupted(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def end_with_success(number: int, frame: FrameType | None) -> None:
-    os._exit(0)
-
-
 def end_at_once(status: int) -> NoReturn:
-    """End the process without the interpreter's finalization. All files have been closed.
+    """End the process without the interpreter's finalization. All files have been closed, and what
+    was printed has been flushed.
 
     The interpreter would wait for a thread that is blocked in name resolution, and such a thread
     cannot be interrupted. Finalization also takes a sixth of the time of a run that copies nothing.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(status)
-
-
-def __getattr__(name: str) -> object:
-    if name == "RegsyncError":
-        from _regsync.errors import RegsyncError
-
-        return RegsyncError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if __name__ == "__main__":

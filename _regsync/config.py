@@ -6,7 +6,7 @@ concerns several keys.
 
 Owns: the records that the rest of the program works with, the grammars of their values, the places of
 problems, environment variables in values, what an expanded configuration may show.
-May not know: files, the process environment, how a value is used.
+May not know: files, the process environment (but for what `~` is), how a value is used.
 Invariants: any input yields either a `Config` or a `ConfigError` with all problems. A node that YAML
 aliases repeat is read once. The value of a variable never changes the document's structure. No
 message contains a secret.
@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from _regsync.addresses import DEFAULT_PORTS, format_authority, is_loopback
 from _regsync.errors import ConfigError, Problem
@@ -31,10 +32,7 @@ from _regsync.net.proxies import proxy_for
 from _regsync.oci import LAYOUT_SCHEME, Platform, full_name, is_repository, parse_platform
 from _regsync.providers import Kind, api_repository, canonical_host, kind_of
 from _regsync.tags import TagRule, compile_glob, literal_tag, parse_range, select
-from _regsync.text import keep_secret, mask_unless_word, printable, strip_userinfo
-
-if TYPE_CHECKING:
-    import yaml  # loaded only where there is a configuration to read
+from _regsync.text import json_text, keep_secret, mask_unless_word, printable, strip_userinfo
 
 # Records.
 
@@ -367,13 +365,6 @@ def parse_listed_platform(text: str) -> Platform:
     return parse_platform(text)
 
 
-def parse_all(text: str) -> tuple[()]:
-    """Return the empty filter for the word `all`, which stands in place of a list."""
-    if text != "all":
-        raise ValueError("must be a list, not text")
-    return ()
-
-
 # Environment variables in values.
 
 # Either `$$`, or `${NAME}` with an optional operator and its argument. If a `${` is malformed, only
@@ -383,9 +374,6 @@ _VARIABLE = (
     r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
     r"(?::(?P<operator>[-?])(?P<argument>(?:[^$}]|\$(?!\{))*))?\})?"
 )
-
-# A scalar that consists of a single variable. The variable's value may be of any type.
-_LONE_VARIABLE = r"\$\{[^{}]*\}"
 
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
@@ -419,28 +407,20 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 Node = Any  # a node of PyYAML; an alias is the same object as its anchor
 Entries = dict[str, tuple[Node, Node]]  # the keys and values of a mapping, by the key's text
 
-_TAG_PREFIX = "tag:yaml.org,2002:"
-
-# The names of YAML types in messages, by the last word of their tag.
+# The kinds of nodes in messages. A scalar is its text, as it was written: 1.20 has two decimals.
 _KINDS = {
-    "map": "a mapping",
-    "seq": "a list",
-    "str": "text",
-    "int": "a whole number",
-    "float": "a decimal number",
-    "bool": "true or false",
+    "mapping": "a mapping",
+    "sequence": "a list",
+    "scalar": "text",
     "null": "empty",
-    "timestamp": "a date",
-    "merge": "a merge key",
-    "!": "a value with a YAML tag of its own",
+    "!": "something with a YAML tag of its own",
 }
 
-# The tags that mean what they say, by the sort of node that PyYAML made.
-_NATURAL_TAGS = {
-    "mapping": {"map"},
-    "sequence": {"seq"},
-    "scalar": _KINDS.keys() - {"map", "seq", "!"},
-}
+# The tag that PyYAML gives to a node without a tag of its own.
+_PLAIN_TAGS = {"mapping": "map", "sequence": "seq", "scalar": "str"}
+
+# A scalar that is written so, and without quotes, is no value.
+_NO_VALUES = ("", "~", "null", "Null", "NULL")
 
 _IN_FILE_ORDER = attrgetter("line", "column")  # a key for sorting problems
 
@@ -451,29 +431,15 @@ class ConfigFile(NamedTuple):
     text: bytes
     name: str  # the file's name in messages
     environ: Mapping[str, str]
-    base_dir: str | None  # absolute directory of the file; None for standard input
-    home: str | None  # the directory that `~` stands for; None if it is unknown
+    base_dir: str  # absolute directory of the file; "" for standard input
 
     def absolute_path(self, path: str) -> str:
         """Replace `~` in a path, and make the path absolute.
 
-        A relative path is relative to the configuration file. It is returned unchanged if the
-        configuration comes from standard input. Raises ValueError if the home directory is unknown.
+        A relative path is relative to the configuration file. It stays relative if the
+        configuration comes from standard input.
         """
-        if path == "~" or path.startswith(("~/", "~\\")):
-            # `os.path.expanduser` leaves `~` if there is no home directory.
-            if self.home in (None, "", "~"):
-                remedy = "set HOME, or write the whole path"
-                raise ValueError(f"{path!r}: no home directory is known: {remedy}")
-            return f"{self.home}{path[1:]}"
-        if self.base_dir is None or _is_absolute(path):
-            return path
-        return f"{self.base_dir.rstrip('/')}/{path}"
-
-
-def _is_absolute(path: str) -> bool:
-    """Report whether a path is absolute on POSIX or on Windows."""
-    return path.startswith(("/", "\\")) or path[1:3] in (":/", ":\\")
+        return os.path.join(self.base_dir, os.path.expanduser(path))
 
 
 class Section(NamedTuple):
@@ -519,8 +485,6 @@ class Reader:
         self.default_nodes: dict[str, Node] = {}
         self.default_values: dict[str, Any] = {}
 
-        self.secrets: dict[str, str] = {}  # each secret value, and how it may be shown
-
         # The results of `read` by id(node) and id(field), and of `entries_of` by id(node). YAML
         # aliases may repeat a node thousands of times.
         self.results: dict[tuple[int, int], object] = {}
@@ -546,29 +510,25 @@ class Reader:
         """Return the root node of the document. Raises ConfigError if the file is not YAML."""
         import yaml
 
+        place = (1, 1)
         try:
-            text = self.file.text.decode("utf-8-sig")
-            loader = yaml.SafeLoader(text)  # checks every character
-            root = loader.get_single_node()
-        except UnicodeDecodeError as error:
-            place = _place_after(error.object[: error.start].decode())
-            message = "not UTF-8: save the file as UTF-8"
-        except yaml.reader.ReaderError as error:
-            place = _place_after(text[: error.position])
-            message = f"control character U+{error.character:04X}: remove it"
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            message = _explain(error)
-        except (RecursionError, ValueError, OverflowError):
-            # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
-            # version with very many digits.
-            place = (loader.line + 1, loader.column + 1)
-            message = "malformed YAML: nested too deep, or a number out of range"
+            root = yaml.BaseLoader(self.file.text).get_single_node()  # takes each scalar as text
+        # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
+        # version with very many digits.
+        except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+            problem = getattr(error, "problem", None) or error
+            if isinstance(error, yaml.composer.ComposerError):
+                # PyYAML's own message repeats a name that may be a password with a `*` or `&`.
+                problem = (
+                    "a second document, or an anchor (&) that is missing or not the only one:"
+                    " quote text that begins with * or &"
+                )
+            message = f"malformed YAML: {problem}"
+            mark = getattr(error, "problem_mark", None)
+            place = (mark.line + 1, mark.column + 1) if mark else place
         else:
-            if root is not None and _tag_of(root) != "null":
+            if root is not None and _kind_of(root) != "null":
                 return root
-            place = (1, 1)
             message = "the document is empty: `mappings` is required, and may be []"
         self.problems.append(self.problem_at(place, "", message))
         raise self.error()
@@ -614,16 +574,16 @@ class Reader:
             self.results[key] = read(node, field, path)
         return self.results[key]
 
-    def expect(self, tag: str, node: Node, path: str, remedy: str = "") -> bool:
-        """Return True if a node has the tag "map" or "seq" that is expected here.
+    def expect(self, kind: str, node: Node, path: str, remedy: str = "") -> bool:
+        """Return True if a node is of the kind "mapping" or "sequence" that is expected here.
 
         Otherwise add a problem, whose message ends in `remedy`, and return False.
         """
-        found = _tag_of(node)
-        if found != tag:
-            message = f"must be {_KINDS[tag]}, not {_KINDS[found]}{remedy}"
+        found = _kind_of(node)
+        if found != kind:
+            message = f"must be {_KINDS[kind]}, not {_KINDS[found]}{remedy}"
             self.add_problem(node, path, message)
-        return found == tag
+        return found == kind
 
     # Single values.
 
@@ -633,12 +593,12 @@ class Reader:
         Also returns None if the scalar refers to a registry or group that is invalid.
         """
         try:
-            _check_form(node, field)
+            kind = _kind_of(node)
+            if kind != "scalar":
+                raise ValueError(f"must be a single value, not {_KINDS[kind]}")
             text = substitute(node.value, self.file.environ)
             # The URL of a proxy is secret only if it has a user name.
-            is_url = field.parse is parse_proxy
-            if field.secret and (not is_url or "@" in text):
-                self.secrets[text] = shown_form(node.value, is_url=is_url)
+            if field.secret and (field.parse is not parse_proxy or "@" in text):
                 keep_secret(text)
             value = field.parse_text(text)
             return field.resolve(self, value) if field.resolve else value
@@ -698,10 +658,11 @@ class Reader:
         if node.id == "scalar" and field.alone:
             value = self.read(node, field.alone, path)
             return (value,) if isinstance(value, str) else value
-        if not self.expect("seq", node, path):
+        remedy = f": {field.if_empty}" if field.if_empty else ""
+        if not self.expect("sequence", node, path, remedy):
             return None
         if field.if_empty and not node.value:
-            self.add_problem(node, path, f"the list is empty: {field.if_empty}")
+            self.add_problem(node, path, f"the list is empty{remedy}")
             return None
         assert field.item is not None
         values = [
@@ -713,7 +674,7 @@ class Reader:
 
     def section(self, node: Node, field: Field, path: str) -> Any:
         """Read the keys of a section. Returns what `field.build` makes of their values."""
-        if not self.expect("map", node, path, field.if_no_section):
+        if not self.expect("mapping", node, path, field.if_no_section):
             return None
         nodes = self.known_keys(node, field.keys, path)
         section = Section(self, node, path, nodes, {})
@@ -740,7 +701,7 @@ class Reader:
             if key not in known:
                 message = f"unknown key{self.suggest_name(key, known)}"
                 self.add_problem(key_node, _join_path(path, mask_unless_word(key)), message)
-            elif _tag_of(value) != "null":
+            elif _kind_of(value) != "null":
                 nodes[key] = value
         return nodes
 
@@ -755,10 +716,9 @@ class Reader:
         entries = self.entries[id(node)] = {}  # also what a mapping that merges itself gets
         sources: list[Node] = []  # the nodes that `<<` refers to, in order
         for key, value in node.value:
-            tag = _tag_of(key)
             if key.id != "scalar":
-                self.add_problem(key, path, f"{_KINDS[tag]} cannot be a key")
-            elif tag == "merge":
+                self.add_problem(key, path, f"{_KINDS[key.id]} cannot be a key")
+            elif key.value == "<<":
                 sources += value.value if value.id == "sequence" else [value]
             elif key.value in entries:
                 first_line, _ = _place_of(entries[key.value][0])
@@ -781,39 +741,26 @@ class Reader:
         Adds a problem for each key that is not a valid name.
         """
         values: dict[str, Any] = self.groups if path == "target_groups" else self.registries
-        if not self.expect("map", node, path):
+        if not self.expect("mapping", node, path):
             return None
         assert field.named is not None
         for name, (key, value) in self.entries_of(node, path).items():
             value_path = _join_path(path, name)
-            tag = _tag_of(key)
-            if tag != "str" or name == "" or not name.isprintable():
-                message = f"must be a name, not {_KINDS[tag]}: put it in quotes"
-                self.add_problem(key, value_path, message)
+            if _kind_of(key) != "scalar" or name == "" or not name.isprintable():
+                self.add_problem(key, value_path, "must be a name")
                 continue
             read = self.read(value, field.named, value_path)
             values[name] = read._replace(alias=name) if isinstance(read, Registry) else read
         return values
 
 
-def _explain(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's message, extended or replaced by the usual cause of the error."""
-    problem = ": ".join(filter(None, (error.context, error.problem)))
-    if "undefined alias" in problem:
-        return "no anchor of that name above: quote text beginning with '*'"
-    if "'\\t'" in problem:
-        problem = "a tab is not allowed here: indent with spaces"
-    elif "got '{'" in problem:
-        problem += ": inside { } and [ ] a '${NAME}' has to be quoted"
-    elif "alias" in problem:
-        problem += ": a text that begins with '*' has to be quoted"
-    return f"malformed YAML: {problem}"
-
-
-def _tag_of(node: Node) -> str:
-    """Return a key of `_KINDS`: "map", "seq", the type of a scalar, or "!" for another tag."""
-    tag = node.tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # the scalar `=` is a "value"
-    return tag if tag in _NATURAL_TAGS[node.id] else "!"
+def _kind_of(node: Node) -> str:
+    """Return a key of `_KINDS`."""
+    if node.tag != f"tag:yaml.org,2002:{_PLAIN_TAGS[node.id]}":
+        return "!"
+    if node.id == "scalar" and node.style is None and node.value in _NO_VALUES:
+        return "null"
+    return str(node.id)
 
 
 def _place_of(node: Node) -> tuple[int, int]:
@@ -821,27 +768,9 @@ def _place_of(node: Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def _place_after(before: str) -> tuple[int, int]:
-    """Return the line and column of the character that follows the text `before`."""
-    return before.count("\n") + 1, len(before) - before.rfind("\n")
-
-
 def _join_path(path: str, key: str) -> str:
     """Return the path of the value under a key of the mapping at `path`."""
     return f"{path}.{key}" if path else key
-
-
-def _check_form(node: Node, field: Field) -> None:
-    """Raise ValueError if a node has a YAML type that its field does not accept."""
-    tag = _tag_of(node)
-    is_lone_variable = tag == "str" and re.fullmatch(_LONE_VARIABLE, node.value) is not None
-    if tag in field.form or is_lone_variable:
-        return
-    if "str" not in field.form:
-        raise ValueError(f"must be {_KINDS[field.form[0]]} without quotes, not {_KINDS[tag]}")
-    has_text = node.id == "scalar" and tag != "null"
-    remedy = ": put it in quotes" if has_text else ""
-    raise ValueError(f"must be text, not {_KINDS[tag]}{remedy}")
 
 
 # Building of records, and what concerns several keys.
@@ -929,7 +858,7 @@ def _check_login(section: Section) -> None:
 def build_mapping(section: Section) -> MappingRule | None:
     """Return a mapping with the values that it inherits from `defaults`.
 
-    Returns None if a value is invalid or missing. `_read_config` sets the index.
+    Returns None if a value is invalid or missing. `load` sets the index.
     """
     reader = section.reader
     for key in ("source", "targets"):
@@ -949,7 +878,7 @@ def build_mapping(section: Section) -> MappingRule | None:
         targets=tuple(dict.fromkeys(values["targets"])),
         target_repository=values.get("to", values["from"]),
         tags=values.get("tags", TagRule()),
-        platforms=values.get("platforms") or None,  # `all` is an empty tuple
+        platforms=values.get("platforms"),
         artifacts=values.get("artifacts", ArtifactRule()),
         min_age=values.get("min_age", 0.0),
     )
@@ -1004,18 +933,10 @@ def _check_copy_within_registry(section: Section, rule: MappingRule) -> None:
 # The table of keys.
 
 
-# The YAML types in which a scalar may be written: tags as `_tag_of` returns them.
-TEXT = ("str",)
-FLAG = ("bool",)
-COUNT = ("int",)
-AMOUNT = ("str", "int", "float")  # a text that may be an unquoted number
-
-
 class Field(NamedTuple):
     """How the value of a key is read: as a scalar, if it has neither `keys` nor `item` nor `named`."""
 
     parse: Callable[[str], Any] = str  # returns the value of a text; raises ValueError
-    form: tuple[str, ...] = TEXT
     # Returns what a parsed text refers to, or None if that is invalid. Raises ValueError.
     resolve: Callable[[Reader, Any], Any] | None = None
     choices: tuple[str, ...] = ()  # the only valid texts, if there are any
@@ -1024,7 +945,7 @@ class Field(NamedTuple):
     item: Field | None = None  # of each item of a list
     # Of a scalar in place of a list; its value is a tuple, or a text that is the only item.
     alone: Field | None = None
-    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
+    if_empty: str = ""  # the remedy for no list or an empty one; "": an empty list is valid
     named: Field | None = None  # of the value of each key, where the user chooses the keys
     keys: Mapping[str, Field] = MappingProxyType({})  # of a section
     build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
@@ -1082,8 +1003,8 @@ REGISTRY = Field(
         "token": Field(parse_token, secret=True),
         "cloud_profile": Field(),
         "aws_profile": Field(),
-        "head_first": Field(parse_flag, FLAG),
-        "max_concurrent": Field(parse_positive, COUNT),
+        "head_first": Field(parse_flag),
+        "max_concurrent": Field(parse_positive),
         "ca_file": PATH,
         "client_cert": PATH,
         "client_key": PATH,
@@ -1101,8 +1022,8 @@ TAGS = Field(
         "semver": Field(parse_version_range),
         "semver_prerelease": Field(choices=("include", "exclude", "only")),
         "sort": Field(choices=("semver", "alpha")),
-        "latest": Field(parse_positive, COUNT),
-        "min_tags": Field(parse_count, COUNT),
+        "latest": Field(parse_positive),
+        "min_tags": Field(parse_count),
         "immutable_tags": PATTERN,
     },
 )
@@ -1110,10 +1031,10 @@ TAGS = Field(
 ARTIFACTS = Field(
     build=build_artifacts,
     keys={
-        "enabled": Field(parse_flag, FLAG),
+        "enabled": Field(parse_flag),
         "include": TEXTS,
         "exclude": TEXTS,
-        "require_artifacts": Field(parse_flag, FLAG),
+        "require_artifacts": Field(parse_flag),
     },
 )
 
@@ -1122,12 +1043,8 @@ _INHERITED = {
     "source": ALIAS,
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
-    "min_age": Field(parse_duration, AMOUNT),
-    "platforms": Field(
-        item=Field(parse_listed_platform),
-        alone=Field(parse_all),
-        if_empty="omit it to copy all platforms",
-    ),
+    "min_age": Field(parse_duration),
+    "platforms": Field(item=Field(parse_listed_platform), if_empty="omit it to copy all platforms"),
     "artifacts": ARTIFACTS,
 }
 
@@ -1144,10 +1061,10 @@ MAPPING = Field(
 
 GLOBAL = Field(
     keys={
-        "max_concurrent_transfers": Field(parse_positive, COUNT),
-        "cache_ttl": Field(parse_duration, AMOUNT),
+        "max_concurrent_transfers": Field(parse_positive),
+        "cache_ttl": Field(parse_duration),
         "cache_dir": PATH,
-        "staging_size_limit": Field(parse_size, AMOUNT),
+        "staging_size_limit": Field(parse_size),
     }
 )
 
@@ -1173,17 +1090,14 @@ def load(file: ConfigFile) -> Config:
 
     Raises ConfigError with all problems, in the order of the file.
     """
-    return _read_config(Reader(file))
-
-
-def _read_config(reader: Reader) -> Config:
+    reader = Reader(file)
     document = reader.read_document()
-    file = reader.file
 
     # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
     settings = dict(document.get("global", {}))
     cache_dir = settings.pop("cache_dir", None) or file.absolute_path(_DEFAULT_CACHE_DIR)
-    if not _is_absolute(cache_dir):  # standard input has no directory to which it could be relative
+    # Standard input has no directory to which it could be relative.
+    if not os.path.isabs(cache_dir):
         cache_dir = None
 
     return Config(
@@ -1210,99 +1124,40 @@ def schema() -> dict[str, Any]:
 
 # The expansion.
 
-_MASK = "********"
 
-# A value that is as long as this is hidden wherever it is repeated. Shorter ones would hide words.
-_MIN_HIDDEN = 4  # characters
+def expand(file: ConfigFile) -> str:
+    """Return as YAML what was understood of a configuration: what differs from defaults.
 
-
-def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
-    """Return a configuration as YAML with all variables, groups and `defaults` resolved.
-
-    Unless `show_secrets` is set, the variables of secrets are kept and the other parts of secrets are
-    masked, also where another value repeats a secret. So it can be loaded again, and has the same
-    meaning if no secret is written out. Raises ConfigError as `load` does.
+    Secrets are hidden, also where another value repeats one of at least four characters. Raises
+    ConfigError as `load` does.
     """
     import yaml
 
-    reader = Reader(file)
-    config = _read_config(reader)
-    secrets = {} if show_secrets else reader.secrets
-    hidden = sorted((each for each in secrets if len(each) >= _MIN_HIDDEN), key=len, reverse=True)
-    pattern = "|".join([*map(re.escape, hidden), r"\$"])
-
-    def show(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: show(each) for key, each in value.items() if each is not None}
-        if isinstance(value, (list, tuple)):
-            return [show(each) for each in value]
-        if not isinstance(value, str):
-            return value
-        if value in secrets:
-            return secrets[value]
-        # A `$` that is no variable has to be written as `$$`.
-        return re.sub(pattern, lambda match: secrets.get(match[0], "$$"), value)
-
-    size_limit = config.staging_size_limit
-    document = {
-        "registries": {
-            alias: _plain_registry(registry) for alias, registry in config.registries.items()
-        },
-        "mappings": [_plain_mapping(rule) for rule in config.mappings],
-        "global": {
-            "max_concurrent_transfers": config.max_concurrent_transfers,
-            "cache_ttl": int(config.cache_ttl),
-            "cache_dir": config.cache_dir,
-            "staging_size_limit": None if size_limit is None else f"{size_limit}B",
-        },
-    }
+    shown = json.loads(json_text(_plain(load(file))))
     return yaml.safe_dump(
-        show(document), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        shown, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
 
 
-def _plain_registry(registry: Registry) -> dict[str, Any]:
-    login = {"username": registry.username, "password": registry.password}
-    url = f"{registry.scheme}://{registry.authority}"
-    return {
-        "url": f"{LAYOUT_SCHEME}:{registry.written_path}" if registry.is_layout else url,
-        **_changed(registry, REGISTRY.keys),
-        "credentials": login if registry.username else None,
-    }
+def _plain(value: Any) -> Any:
+    """Return a record as a dict of the fields that differ from their defaults, and all inside it.
 
-
-def _plain_mapping(rule: MappingRule) -> dict[str, Any]:
-    return {
-        "from": rule.source_repository,
-        "to": rule.target_repository if rule.target_repository != ALL_REPOSITORIES else None,
-        "source": rule.source.alias,
-        "targets": [target.alias for target in rule.targets],
-        "tags": _changed(rule.tags, TAGS.keys) or None,
-        "min_age": int(rule.min_age) or None,
-        "platforms": ["/".join(filter(None, each)) for each in rule.platforms or ()] or None,
-        "artifacts": _changed(rule.artifacts, ARTIFACTS.keys) or None,
-    }
-
-
-def _changed(record: Any, keys: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a record that are keys of a section and differ from their defaults."""
-    defaults = record._field_defaults
-    values = {key: getattr(record, key, None) for key in keys}
-    return {key: value for key, value in values.items() if value != defaults.get(key)}
-
-
-def shown_form(written: str, *, is_url: bool) -> str:
-    """Return how a secret may be shown: its variables stay, without defaults; the rest is masked.
-
-    `written` is the secret as the configuration has it, such as ${REGISTRY_TOKEN}. Of a URL only the
-    login is masked.
+    A mapping names its registries by their aliases. Login secrets are hidden, however short.
     """
-    if is_url and "@" in written:
-        scheme = re.match(r"(?:\w+://)?", written)
-        assert scheme is not None
-        return f"{scheme[0]}{_MASK}@{written.rpartition('@')[2]}"
-
-    def show(match: re.Match[str]) -> str:
-        return f"${{{match['name']}}}" if match["name"] else _MASK
-
-    return re.sub(rf"(?:\$\$|[^$]|\$(?!\{{))+|{_VARIABLE}", show, written)
+    if isinstance(value, Platform):
+        return str(value)
+    if hasattr(value, "_asdict"):
+        defaults = value._field_defaults
+        fields = {
+            key: each
+            for key, each in value._asdict().items()
+            if key not in defaults or each != defaults[key]
+        }
+        fields |= dict.fromkeys(fields.keys() & {"password", "token"}, "***")
+        if isinstance(value, MappingRule):
+            aliases = [target.alias for target in value.targets]
+            fields |= {"source": value.source.alias, "targets": aliases}
+        value = fields
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

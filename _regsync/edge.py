@@ -6,8 +6,8 @@ edge, such as a network in memory.
 
 Invariant: a run opens connections, reads the environment and the time of day, decides by chance and
 calls threads through its edge alone. The FIPS gate, which comes before any run, reads the
-environment itself, and the ages of files are compared with the clock that the disk has. Sleeping is
-anyio's.
+environment itself, as Python does for `~` in a path, and the ages of files are compared with the
+clock that the disk has. Sleeping is anyio's.
 """
 
 from __future__ import annotations

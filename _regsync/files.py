@@ -10,10 +10,8 @@ Follows: docs/protocol-facts.md section 9.2 (R16).
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Iterator
-from typing import Any, TextIO
 
 # The suffix of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
@@ -56,26 +54,6 @@ def sync_folder(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-class _NullFile(io.RawIOBase):
-    """A file that discards writes, like /dev/null. Not every system has /dev/null."""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return memoryview(data).nbytes
-
-
-def empty_input() -> TextIO:
-    """Return a text stream that is at its end."""
-    return io.TextIOWrapper(io.BytesIO())
-
-
-def null_output() -> TextIO:
-    """Return a text stream that discards everything that is written to it."""
-    return io.TextIOWrapper(io.BufferedWriter(_NullFile()), encoding="utf-8")
 
 
 def lock(descriptor: int) -> None:

@@ -29,13 +29,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import anyio
 
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError
-from _regsync.files import SAFE_FLAGS, WRITE_FLAGS, lock, remove_if_possible
+from _regsync.files import WRITE_FLAGS, lock, remove_if_possible
 from _regsync.oci import LAYOUT_SCHEME, check_digest, is_digest, is_repository, split_digest
 from _regsync.text import printable, reason_of
 
@@ -209,8 +208,8 @@ _FACT = b"fact "  # what was learnt about a host
 _SEEN = b"seen "  # when a digest was first seen; its time: when it was last seen, to a day
 _SWEPT = b"swept"  # its time: when old entries were last removed
 
-# What SQLite puts beside a file has these endings.
-_SUFFIXES = ("", "-journal", "-wal", "-shm")
+# The endings of the files that SQLite has. A write-ahead log would not work on network disks.
+_SUFFIXES = ("", "-journal")
 _EARLIER = "it is of an earlier version"
 
 
@@ -333,7 +332,7 @@ class StateFile:
         """Open the file without checking all of it, which would read all of it. A writer creates it.
 
         SQLite follows links and waits for pipes. So this raises sqlite3.DatabaseError if something
-        else than a regular file with one name is where SQLite has its files, or if the file is
+        else than a regular file with one name is where SQLite has its two files, or if the state is
         damaged or old; StateUnusable if it must not be replaced. Other damage is found when a
         damaged page is read.
         """
@@ -342,22 +341,12 @@ class StateFile:
                 status = os.lstat(self._path + suffix)
                 if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                     raise sqlite3.DatabaseError(f"state.db{suffix} is not a file of its own")
-        flags = os.O_RDWR | os.O_CREAT if self.is_writer else os.O_RDONLY
-        try:
-            os.close(os.open(self._path, flags | SAFE_FLAGS, 0o600))
-        except FileNotFoundError:
+        if not self.is_writer and not os.path.exists(self._path):
             return  # there is no state yet
-
-        path = os.path.abspath(self._path).replace(os.sep, "/").lstrip("/")
-        uri = f"file:///{quote(os.fsencode(path))}?mode={'rw' if self.is_writer else 'ro'}"
         patience = _WRITER_PATIENCE if self.is_writer else _READER_PATIENCE
-        database = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
+        database = sqlite3.connect(self._path, timeout=patience, isolation_level=None)
         self._connection = database
         database.text_factory = lambda text: text.decode("utf-8", "replace")
-        # Another user may have made the file: no code in its schema is trusted, and each page is
-        # checked when it is read.
-        for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
-            database.execute(f"PRAGMA {pragma}").fetchall()
         is_new = self._is_empty(database)
         if not is_new:
             places = database.execute("SELECT host, name, id FROM place").fetchall()
@@ -387,10 +376,8 @@ class StateFile:
         Raises sqlite3.DatabaseError if it is damaged or old, StateUnusable if it must not be
         replaced.
         """
-        names = ("application_id", "user_version", "journal_mode")
-        program, version, mode = (
-            database.execute(f"PRAGMA {name}").fetchone()[0] for name in names
-        )
+        (program,) = database.execute("PRAGMA application_id").fetchone()
+        (version,) = database.execute("PRAGMA user_version").fetchone()
         query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
         tables = tuple(sql for (sql,) in database.execute(query).fetchall())
         if not (program or version or tables):
@@ -401,8 +388,7 @@ class StateFile:
             raise StateUnusable("it was written by a newer version of regsync")
         if version < _VERSION:
             raise sqlite3.DatabaseError(_EARLIER)
-        # A write-ahead log does not work on network disks.
-        if tables != _SCHEMA or mode == "wal":
+        if tables != _SCHEMA:
             raise sqlite3.DatabaseError("its tables are not those of this version")
         return False
 

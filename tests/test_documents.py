@@ -105,7 +105,7 @@ OTHERS = {
     *("--all", "--all-tags", "--cache", "--check", "--diff", "--file", "--from"),
     *("--ignore-missing", "--into", "--markdown", "--oci-layout-path"),
     *("--generated", "--order-seed", "--out", "--peer", "--python", "--quiet"),
-    *("--report", "--table", "--thorough"),
+    *("--report", "--show-secrets", "--table", "--thorough"),
 }
 
 

@@ -268,8 +268,8 @@ def test_what_is_no_provider_of_the_whole_host_is_refused(fips_host, damage, wor
         "copy localhost:1/a:b localhost:1/c:d",
         "sync -c version --dry-run",
         "validate schema",
-        "-c schema sync",
-        "--log-format text -q validate -- version",
+        "sync -c schema",
+        "validate --log-format text -q -- version",
     ],
 )
 def test_a_command_is_refused_however_it_is_written(host, words):
@@ -310,7 +310,7 @@ def test_what_only_tells_works_and_says_that_the_gate_is_closed(host):
 def test_no_command_is_told_first(host):
     done = host.run()
     assert done.returncode == 3
-    assert done.stderr.startswith("error: CONFIG_ERROR: a command is needed\n")
+    assert done.stderr.startswith("error: CONFIG_ERROR: a command line begins with a command\n")
 
 
 def test_the_other_build_has_no_gate(host, pyz):

@@ -16,6 +16,8 @@ GONE = [
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"),
     ("audit --read N", "audit --read=20 -c -",
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"),
+    ("expand --show-secrets", "expand --show-secrets mirror.yaml",
+        "secrets are never printed; the variables of the configuration have them"),
     ("schema --report", "schema --report",
         "the source code has that schema, in tests/report.schema.json"),
     ("report --to text", "report - --to=text",
@@ -25,7 +27,7 @@ GONE = [
 
 @pytest.mark.parametrize(("old", "line", "instead"), GONE)
 def test_an_old_word_gets_one_line(old: str, line: str, instead: str) -> None:
-    for words in (line.split(), ["-v", *line.split(), "--json"]):
+    for words in (line.split(), [*line.split(), "-v", "--json"]):
         ran = run_regsync(*words, stdin="mappings: []")
         assert ran.status == 3
         assert ran.err == f"error: CONFIG_ERROR: `{old}` is gone: {instead}\n"

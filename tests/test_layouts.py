@@ -521,8 +521,6 @@ async def test_what_the_disk_has_needs_no_names(mirror):
         assert (await mirror.run(*command)).status == 0
     listed = await mirror.world.run("tags", "-c", str(mirror.file), f"{mirror.layout}//team/db")
     assert listed.out == "v1\n"
-    mirror.file.write_text((await mirror.world.run("expand", str(mirror.file))).out)
-    assert (await mirror.run("sync")).status == 0
 
 
 @pytest.mark.parametrize("command", ["sync", "lock", "audit"])

@@ -43,7 +43,6 @@ TYPES = {
     "text": "text",
     "texts": "list",
     "one_or_texts": "text or list",
-    "all_or_texts": "list or `all`",
     "flag": "true, false",
     "count": "number from 0",
     "count_from_1": "number from 1",

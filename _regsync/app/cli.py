@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from _regsync import edge, fips
 from _regsync.app import commands
-from _regsync.app.console import Console, terminal_columns
+from _regsync.app.console import Console
 from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
-from _regsync.text import forget_all_secrets, mask_unless_word, printable, reason_of
+from _regsync.text import forget_all_secrets, mask_unless_word, printable
 
 STATUSES = """\
   0    nothing failed, even if there was nothing to do
@@ -36,6 +35,7 @@ GONE = {
     "lock --diff": "`lock --check` shows the changes and does not write the lock file",
     "lock --markdown": "`lock` prints a line for each change",
     "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
+    "expand --show-secrets": "secrets are never printed; the variables of the configuration have them",
     "schema --report": "the source code has that schema, in tests/report.schema.json",
     "report --to text": "`--to markdown` shows the failures by cause, and the figures",
 }
@@ -248,12 +248,10 @@ regsync validate - <mirror.yaml""",
         options=FILE_OR_CONFIG,
     ),
     "expand": Command(
-        summary="print a configuration with variables and defaults filled in",
+        summary="print what was understood of a configuration, without its secrets",
         statuses="0 3",
         examples="regsync expand mirror.yaml",
-        options=f"""\
-{FILE_OR_CONFIG}
---show-secrets      print passwords and tokens in plain text""",
+        options=FILE_OR_CONFIG,
     ),
     "schema": Command(
         summary="print the JSON Schema of the configuration",
@@ -293,42 +291,28 @@ class Parser(argparse.ArgumentParser):
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. The returned `command` is the name of the command.
 
-    Raises ConfigError if there is no command, if the command does not exist, or if it does not
-    accept its arguments. Exits if the command line asks for help.
+    Raises ConfigError if it does not begin with a command, or if the command does not accept its
+    arguments. Exits if the command line asks for help.
     """
-    name, words = split_command(argv)
-    if name is None and "--version" in words:
-        words.remove("--version")
+    name, words = (argv[0], argv[1:]) if argv else ("", [])
+    if name == "--version":
         name = "version"
-    if name is not None:
-        check_is_not_gone(name, words)
-        if name not in COMMANDS:
-            raise unknown_command_error(name)
-
-    # Without a command, the options are parsed all the same, because one of them may be `--help`.
-    parser = program_parser() if name is None else command_parser(name, COMMANDS[name])
+    check_is_not_gone(name, words)
+    if name in COMMANDS:
+        parser = command_parser(name, COMMANDS[name])
+    elif name in ("-h", "--help"):
+        parser, words = program_parser(), argv
+    else:
+        found = f", not {mask_unless_word(name)!r}" if argv else ""
+        raise ConfigError(
+            f"a command line begins with a command{found}", hint="see `regsync --help`"
+        )
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
     if unknown:
         # An unknown word, or the value after an option's `=`, may be a secret.
         shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
-    if name is None:
-        raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
-
-
-def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the name of the command and all other words. The name is None if there is no command.
-
-    The name is the first word that is neither an option nor the value of an option.
-    """
-    previous_word = ""
-    for index, word in enumerate(argv):
-        is_value_of_option = previous_word in ("--log-format", "-c", "--config")
-        if not word.startswith("-") and not is_value_of_option:
-            return word, [*argv[:index], *argv[index + 1 :]]
-        previous_word = word
-    return None, list(argv)
 
 
 def check_is_not_gone(name: str, words: Sequence[str]) -> None:
@@ -339,15 +323,6 @@ def check_is_not_gone(name: str, words: Sequence[str]) -> None:
         pattern = f" {option.replace('N', '[0-9]+')} "
         if command == name and (not option or re.search(pattern, text)):
             raise ConfigError(f"`{old}` is gone: {instead}")
-
-
-def unknown_command_error(name: str) -> ConfigError:
-    import difflib  # only needed for this error
-
-    # The comparison of long texts takes quadratic time.
-    similar_names = difflib.get_close_matches(name[:64], COMMANDS, n=1)
-    hint = f"did you mean {similar_names[0]!r}?" if similar_names else "see `regsync --help`"
-    return ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
 
 
 def program_parser() -> Parser:
@@ -369,7 +344,6 @@ def program_parser() -> Parser:
     parser = make_parser("regsync", "copy container images between OCI registries", epilog)
     parser.usage = "regsync COMMAND ..."
     add_options(parser, "--version           the same as the command `version`")
-    add_options(parser, COMMON)
     return parser
 
 
@@ -400,7 +374,8 @@ def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
         epilog="\n".join(epilog),
         # `main` looks for `--json` in the words of the command line, so it must not be abbreviated.
         allow_abbrev=False,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
+        # Without a width argparse would import `shutil` and three compression modules to compute it.
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=78),
     )
 
 
@@ -437,7 +412,7 @@ def add_options(parser: Parser, text: str) -> None:
 
 def add_tag_options(parser: Parser) -> None:
     """Add an option for each key of the section `tags` that a listing can heed."""
-    from _regsync.config import COUNT, TAGS, schema
+    from _regsync.config import TAGS, parse_count, parse_positive, schema
 
     described = schema()["$defs"]["tags"]["properties"]
     for key, field in TAGS.keys.items():
@@ -446,7 +421,8 @@ def add_tag_options(parser: Parser) -> None:
         more: dict[str, Any] = {"help": described[key]["description"]}
         if field.item:
             more = {"help": f"{more['help']}; may be repeated", "action": "append", "default": []}
-        more["metavar"] = "|".join(field.choices) or ("N" if field.form is COUNT else "PATTERN")
+        is_count = field.parse in (parse_count, parse_positive)
+        more["metavar"] = "|".join(field.choices) or ("N" if is_count else "PATTERN")
         parser.add_argument(f"--{key.replace('_', '-')}", type=value_of("TAGS", key), **more)
 
 
@@ -463,16 +439,6 @@ def value_of(section: str, key: str) -> Callable[[str], object]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse
-
-
-def help_width() -> int:
-    """Return the width of help in columns, as argparse would compute it.
-
-    argparse itself would import `shutil` and three compression modules for this, on every start.
-    """
-    variable = edge.current().environ.get("COLUMNS", "")
-    columns = int(variable) if variable.isdecimal() else 0
-    return (columns or terminal_columns(sys.stdout)) - 2  # the margin of argparse
 
 
 # Running.
@@ -495,8 +461,6 @@ def main(argv: Sequence[str], closed_reason: str = "") -> int:
             return run_async(outcome)
         except (Exception, KeyboardInterrupt) as error:
             return report_error(console, error)
-        finally:
-            console.discard_lost_output()
 
 
 async def run(argv: Sequence[str], closed_reason: str = "") -> int:
@@ -512,8 +476,6 @@ async def run(argv: Sequence[str], closed_reason: str = "") -> int:
             return await outcome()
     except (Exception, KeyboardInterrupt) as error:
         return report_error(console, error)
-    finally:
-        console.discard_lost_output()
 
 
 def console_for(argv: Sequence[str]) -> Console:
@@ -567,10 +529,6 @@ def report_error(console: Console, error: BaseException) -> int:
 
     if isinstance(error, RegsyncError):
         reported = error
-    elif isinstance(error, OSError) and console.has_lost_output:
-        # The same errors of other files arrive here as a RegsyncError.
-        reason = reason_of(error)
-        reported = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
         message = f"{type(error).__name__}: {printable(str(error))}"
         hint = "report this defect, with the output of a run with -vv"
@@ -580,8 +538,8 @@ def report_error(console: Console, error: BaseException) -> int:
     if not isinstance(error, BrokenPipeError):
         try:
             console.show_error(reported)
-        except OSError:
-            pass  # standard error is lost too, so that only the exit status can report the error
+        except (OSError, RegsyncError):
+            pass  # standard output takes no document: the line on standard error is all
 
     # Compare codes, because errors of other classes can have AuthError's code, such as a
     # RegistryError about a 401.

@@ -67,8 +67,7 @@ def read_config_file(name: str) -> ConfigFile:
         text=read_bytes(name, LARGEST_CONFIG),
         name="standard input" if name == "-" else name,
         environ=edge.current().environ,
-        base_dir=None if name == "-" else os.path.dirname(os.path.abspath(name)),
-        home=edge.home(),
+        base_dir="" if name == "-" else os.path.dirname(os.path.abspath(name)),
     )
 
 
@@ -441,8 +440,7 @@ def run_validate(arguments: Namespace, console: Console) -> int:
 def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
-    file = read_config_file(only_name(arguments))
-    console.print_text(expand(file, show_secrets=arguments.show_secrets))
+    console.print_text(expand(read_config_file(only_name(arguments))))
     return 0
 
 

@@ -11,12 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 from _regsync import edge
 from _regsync.errors import ConfigError, RegsyncError
-from _regsync.files import null_output
-from _regsync.text import json_text, mask, one_line
+from _regsync.text import json_text, mask, one_line, reason_of
 
 if TYPE_CHECKING:
     from _regsync.audit import Audit
@@ -38,10 +38,12 @@ class Console:
 
     def __init__(self, *, writes_json: bool = False, logs_json: bool = False) -> None:
         """`writes_json` is `--json`, `logs_json` is `--log-format json`."""
+        if isinstance(sys.stdout, TextIOWrapper):
+            # Files are UTF-8, whatever encoding the locale selects. Names may be no text at all.
+            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
         environ = edge.current().environ
         is_terminal = sys.stderr.isatty() and environ.get("TERM") != "dumb"
         self.writes_json = writes_json
-        self.has_lost_output = False  # whether a write to either stream has failed
         self.shown_hints = set[str]()  # hints that are not to be shown again
         self._logs_json = logs_json
         self._takes_escapes = is_terminal and not logs_json
@@ -147,11 +149,7 @@ class Console:
 
     def print_text(self, text: str) -> None:
         """Print the text of a file, such as YAML or HTML, as it is."""
-        try:
-            self._write(sys.stdout, text)
-        except UnicodeEncodeError:  # such files are UTF-8, whatever encoding the locale selects
-            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-            self._write(sys.stdout, text)
+        self._write(sys.stdout, text)
 
     def show_progress(self, text: str, fields: Mapping[str, object]) -> None:
         """Redraw the line on the terminal. Without a terminal, log a line with `fields` instead."""
@@ -177,33 +175,22 @@ class Console:
 
     def _write_line(self, stream: TextIO, text: str) -> None:
         self.clear_progress()
-        try:
-            self._write(stream, f"{text}\n")
-        except UnicodeEncodeError:  # the stream's encoding lacks a character of the text
-            text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
-            self._write(stream, f"{text}\n")
+        self._write(stream, f"{text}\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Write to a stream. If that fails, set `has_lost_output`, and raise only for results."""
+        """Write to a stream. Results that cannot be written raise RegsyncError or BrokenPipeError."""
         try:
             stream.write(text)
             stream.flush()
-        except OSError:
-            self.has_lost_output = True
+        except OSError as error:
             # A log on a full disk must not stop a mirror, but lost results must stop it.
-            if stream is not sys.stderr:
+            if stream is sys.stderr:
+                return
+            if isinstance(error, BrokenPipeError):
                 raise
-
-    def discard_lost_output(self) -> None:
-        """Replace the streams that can no longer be written to.
-
-        Otherwise the interpreter would report an error when it flushes them at exit.
-        """
-        for name in ("stdout", "stderr") if self.has_lost_output else ():
-            try:
-                getattr(sys, name).flush()
-            except OSError:
-                setattr(sys, name, null_output())
+            reason = reason_of(error)
+            message = f"the output of this command cannot be written: {reason}"
+            raise RegsyncError(message) from error
 
 
 def terminal_columns(stream: TextIO) -> int:

@@ -152,5 +152,5 @@ def read_mappings(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Confi
         "global": {"cache_dir": cache_dir},
     }
     return config.load(
-        config.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+        config.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/")
     )

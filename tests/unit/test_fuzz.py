@@ -136,15 +136,13 @@ def test_variables_are_replaced_as_by_hand(text):
     except ValueError:
         found = None
     assert found == by_hand(text)
-    if found is not None:
-        shown = config.shown_form(text.replace("x", "secret"), is_url=False)
-        assert "secret" not in shown.replace("${secret}", "")
 
 
 @pytest.mark.parametrize("unit", ["${", "${A:-", "${A:-$", "$$", "${A:?x", "{", "}"])
 def test_variables_without_end_are_looked_at_once(unit):
     # A square of this is an hour, and would be the run's own time-out.
-    assert "A" not in config.shown_form(unit * (300_000 // len(unit)), is_url=False)
+    text = unit * (300_000 // len(unit))
+    assert len(re.findall(config._VARIABLE, text)) == len(re.findall(r"\$\$|\$\{", text))
 
 
 # Globs.
@@ -443,7 +441,7 @@ def test_what_is_nearly_a_manifest_is_one_or_a_content_error(document, content_t
 WORDS = """copy sync tags audit validate expand schema version watch auth check nonsense -c --config
     --config=- - --json --dry-run -v -vv -q --log-format json text --log-format=xml --no-progress --platform
     linux/amd64 linux --glob * [ --semver >=1 --sort alpha --latest 3 0 999999999999999999999999999999
-    --semver-prerelease only --min-tags=2 --show-secrets --no-artifacts a.test/app:v1 a.test/app
+    --semver-prerelease only --min-tags=2 --no-artifacts a.test/app:v1 a.test/app
     app@sha256:0 http://a/b u:hunter2@a.test/b --help -h --version -- --shard 1/2 /nowhere -cx --jso ="""
 ODD_WORDS = ["", "1 - 2", "\udcff", "\n", "--exclude=a\nb"]
 FILES = [

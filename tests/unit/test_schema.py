@@ -1,5 +1,6 @@
-"""The JSON Schema of the configuration, held against the table of keys: it takes what `validate`
-takes, and refuses what it can tell. A wrong type is told in every field.
+"""The JSON Schema of the configuration, held against the table of keys: it takes what is written in
+the usual way, and refuses what it can tell. `validate` also takes `"3"` for a number and 1.20 for a
+text. A wrong type is told in every field.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from _regsync.config import AMOUNT, TEXT, ConfigFile, load, schema
+from _regsync.config import ConfigFile, load, schema
 from _regsync.errors import ConfigError
 from tests.ends import ROOT
-from tests.unit.configs import CONFIGS, SECTIONS, TREES, type_of, with_field
+from tests.unit.configs import CONFIGS, SECTIONS, type_of, with_field
 from tools import reference
 
 SCHEMA = schema()
@@ -32,7 +33,7 @@ def faults(text: str) -> list[str]:
 def problems(text: str, environ: dict[str, str] = ENVIRON) -> list[str]:
     """Return what is wrong with a configuration."""
     try:
-        load(ConfigFile(text.encode(), name="c", environ=environ, base_dir="/x", home=None))
+        load(ConfigFile(text.encode(), name="c", environ=environ, base_dir="/x"))
     except ConfigError as error:
         return [str(problem) for problem in error.problems]
     return []
@@ -87,7 +88,7 @@ def test_every_example_is_valid_as_the_reference_shows_it(
 @pytest.mark.parametrize(
     "text",
     [
-        "mappings: [{from: a, platforms: all}, {from: a, platforms: '${P}'}]",
+        "mappings: [{from: a, platforms: [linux/amd64]}, {from: a, platforms: ['${P}']}]",
         "mappings: []\nregistries: null\ndefaults: ~\nglobal:",
         "mappings: [{from: a, targets: [b], to: null, tags: {latest: null, glob: [x, y]}}]",
         "mappings: [{from: a, tags: {latest: '${N}', sort: '${ORDER:-semver}'}, artifacts: {enabled: '${E}'}}]",
@@ -109,7 +110,7 @@ def test_it_takes_what_is_right(text: str) -> None:
         ("mappings: [{from: a, tags: {latest: 0}}]", "$.mappings[0].tags"),
         ("mappings: [{from: a, tags: {latest: 'x${N}'}}]", "$.mappings[0].tags"),
         ("mappings: [{from: a, platforms: []}]", "$.mappings[0].platforms"),
-        ("mappings: [{from: a, platforms: All}]", "$.mappings[0].platforms"),
+        ("mappings: [{from: a, platforms: all}]", "$.mappings[0].platforms"),
         ("mappings: [{from: a, targets: []}]", "$.mappings[0].targets"),
         ("mappings: []\nregistries: {a: {url: x, auth_type: kerberos}}", "$.registries"),
         ("mappings: []\nregistries: {a: {url: x, credentials: {username: u}}}", "$.registries"),
@@ -136,37 +137,31 @@ def test_it_takes_whatever_validate_takes(tree: Any) -> None:
     assert problems(text) or faults(text) == []
 
 
-@settings(max_examples=30)
-@given(TREES)
-def test_it_takes_a_mapping_of_anything_that_validate_takes(tree: Any) -> None:
-    registries = {"a": {"url": "a.x"}, "b": {"url": "b.x"}}
-    whole = {"registries": registries, "mappings": [], "defaults": tree}
-    text = yaml.safe_dump(whole, allow_unicode=True)
-    assert problems(text) or faults(text) == []
-
-
 # Wrong types.
 
-VALUES: dict[str, Any] = {
-    "a whole number": 7,
-    "a decimal number": 1.2,
-    "true or false": True,
-    "text": "no such thing",
-    "a list": [["x"]],
-    "a mapping": {"x": 1},
-}
-TAKES = {
-    "flag": {"true or false"},
-    "count": {"a whole number"},
-    "count_from_1": {"a whole number"},
-    "duration": {"text", "a whole number", "a decimal number"},
-    "size": {"text", "a whole number", "a decimal number"},
-    "section": {"a mapping"},
-    "list": {"a list"},
-    "texts": {"a list"},
-    "one_or_texts": {"text", "a list"},
-    "all_or_texts": {"a list"},
-    "targets": {"text", "a list"},
+LIST, MAPPING, WORDS = [["x"]], {"x": 1}, "no such thing"
+NOT_ALONE = [
+    (LIST, "must be a single value, not a list"),
+    (MAPPING, "must be a single value, not a mapping"),
+]
+NO_LIST = [(MAPPING, "must be a list, not a mapping")]
+NO_LISTS = [*NO_LIST, *((each, "must be a list, not text") for each in (WORDS, 7, 1.2, True))]
+NO_COUNTS = [*NOT_ALONE, *((each, "must be a whole number from") for each in (WORDS, 1.2, True))]
+# For each type of a field wrong values, and what is told of them.
+WRONG: dict[str, list[tuple[Any, str]]] = {
+    "flag": [*NOT_ALONE, *((each, "must be true or false") for each in (WORDS, 7, 1.2))],
+    "count": NO_COUNTS,
+    "count_from_1": NO_COUNTS,
+    "duration": [*NOT_ALONE, (True, "'true' is not a duration")],
+    "size": [*NOT_ALONE, (True, "'true' is not a size")],
+    "section": [
+        (LIST, "must be a mapping, not a list"),
+        *((each, "must be a mapping, not text") for each in (WORDS, 7, 1.2, True)),
+    ],
+    "list": NO_LISTS,
+    "texts": NO_LISTS,
+    "one_or_texts": NO_LIST,
+    "targets": NO_LIST,
 }
 FIELDS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
 
@@ -175,14 +170,12 @@ FIELDS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
 def test_a_wrong_type_is_told_at_its_place_with_what_is_needed_and_the_schema_refuses_it(
     section: str, key: str
 ) -> None:
-    for kind in VALUES.keys() - TAKES.get(type_of(section, key), {"text"}):
-        document = with_field(section, key, VALUES[kind])
+    for value, told in WRONG.get(type_of(section, key), NOT_ALONE):
+        document = with_field(section, key, value)
         lines = problems(yaml.safe_dump(document))
         found = [line for line in lines if f" {key}: " in line.replace(".", " ")]
-        assert any(f", not {kind}" in line for line in found), (kind, lines)
-        assert not VALIDATOR.is_valid(document), kind
-        if SECTIONS[section][key].secret:
-            assert "7" not in found[0].partition(": ")[2]
+        assert any(told in line for line in found), (value, lines)
+        assert not VALIDATOR.is_valid(document), value
 
 
 @pytest.mark.parametrize(
@@ -191,7 +184,6 @@ def test_a_wrong_type_is_told_at_its_place_with_what_is_needed_and_the_schema_re
         (section, key)
         for section, key in FIELDS
         if not ((field := SECTIONS[section][key]).keys or field.item or field.named)
-        and field.form in (TEXT, AMOUNT)
     ],
 )
 def test_a_value_with_a_line_break_is_refused_in_every_field(section: str, key: str) -> None:

@@ -218,7 +218,7 @@ def test_a_command_without_a_configuration_loads_no_yaml_and_version_nothing_of_
     assert modules & {"yaml"} == set()
     modules, _ = loaded(pyz, tmp_path, "version")
     rooms = {name.split(".")[1] for name in modules if name.startswith("_regsync.")}
-    assert rooms == {"app", "edge", "errors", "files", "fips", "text"}
+    assert rooms == {"app", "edge", "errors", "fips", "text"}
     assert modules & {"anyio", "asyncio", "h11", "ssl", "yaml", *NEEDLESS} == set()
 
 
