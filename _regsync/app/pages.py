@@ -42,7 +42,7 @@ _STATUS_WORDS = {
     "skipped": "skipped",
 }
 
-Json: TypeAlias = dict[str, Any]  # a report, or a part of it, by the names of its JSON Schema
+Json: TypeAlias = dict[str, Any]  # a report, or a part of it: see tests/report.schema.json
 
 # What an image that was left undone has beside its names and its status.
 _UNDONE: Json = {"reason": None, "error": None, "bytes": 0, "duration_s": 0.0}
