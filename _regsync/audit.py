@@ -221,8 +221,6 @@ class Audit:
         # If the digest is wrong, the source may not have this image, and so no artifacts of it.
         if not image.mapping.artifacts.enabled or top.digest != likely_digest:
             return
-        if top.digest != source_digest:
-            top = top._replace(is_trimmed=True)  # a run has trimmed this index: the source lacks it
         tree = Tree(top, tuple(children), source_digest)
         lookup = TagLookup(image.source, image.tag, tree, top.digest, source_digest, targets=())
         await self._look_at_artifacts(image, lookup)

@@ -725,7 +725,7 @@ class Discovery:
             )
         entries = [entry for manifest in tree.manifests for entry in manifest.children]
         digests = [entry.digest for entry in entries if not entry.attested_digest]
-        return digests if tree.root.is_trimmed else [tree.root.digest, *digests]
+        return digests if lookup.is_trimmed else [tree.root.digest, *digests]
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was

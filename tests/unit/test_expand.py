@@ -94,7 +94,6 @@ mappings:
   platforms: [linux/amd64]
   artifacts: {}
 cache_dir: /etc/rs/.regsync
-seen_dir: /etc/rs/.regsync
 cache_ttl: 5400.0
 staging_size_limit: 1500000
 warnings: ['c.yaml:17:92: mappings[1].artifacts.enabled: is false: signatures and SBOMs are stripped at
