@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     costs.as_budget = config.getoption("--as-budget")
     if config.getoption("--file"):
         Chosen.file = Path(config.getoption("--file")).resolve()
+        with Chosen.file.open("rb") as file:
+            Chosen.is_static = file.read(4) == b"\x7fELF"  # elf(5)
     else:
         # Tests of the program's inside have the edge of this process.
         from _regsync import edge

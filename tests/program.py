@@ -44,6 +44,7 @@ class Chosen:
     """Which program is run (option of pytest)."""
 
     file: Path | None = None  # an executable, in place of the checkout
+    is_static = False  # whether it needs no interpreter
 
 
 @dataclass(frozen=True)

@@ -32,19 +32,9 @@ from conformance.registry import App
 from tests.builds import NOBODY
 from tests.program import Chosen, Ran, run_process
 
-
-def is_executable(path: Path) -> bool:
-    """Tell whether a file needs no interpreter (elf(5))."""
-    with path.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
-
-
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        Chosen.file is None or not is_executable(Chosen.file),
-        reason="runs with --file and a static executable",
-    ),
+    pytest.mark.skipif(not Chosen.is_static, reason="runs with --file and a static executable"),
 ]
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chroot is root's")
 
