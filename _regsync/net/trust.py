@@ -231,6 +231,10 @@ _HINTS = (
     (".*ALERT_(.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)", _CLIENT_CERTIFICATE),
 )
 
+# Keys and signatures that are too weak. AWS-LC has no words for them: tools/static/tls.h gives it
+# OpenSSL's numbers.
+_TOO_WEAK = ("66", "67", "68")
+
 
 def explain(error: OSError, host: str) -> tuple[str, str | None]:
     """Return one line that says why TLS with `host` failed, in the words of the TLS library, and a
@@ -242,6 +246,8 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     code = str(getattr(error, "verify_code", reason or type(error).__name__))
     hint = next((hint for pattern, hint in _HINTS if re.fullmatch(pattern, code)), None)
     verdict = getattr(error, "verify_message", None)
+    if code in _TOO_WEAK:
+        verdict = "certificate key or signature too weak"
     if verdict:
         return f"{host} is not trusted: {printable(verdict, 200)}", hint
     words = reason.replace("_", " ").lower() if reason else error.strerror or code
