@@ -310,7 +310,8 @@ def words_of(text: str) -> set[str]:
 
 def lines_of(mutant: Mutant) -> set[int]:
     """Return the numbers of the lines that the mutant changes, or of the smallest statement that
-    has them where it begins before; of a constant of the module, those that name it.
+    has them where it begins before; of a constant of the module, those that name it; of an `elif`,
+    also that of the condition before it.
     """
     text = mutant.text
     start = text[: mutant.start].count("\n") + 1
@@ -318,6 +319,8 @@ def lines_of(mutant: Mutant) -> set[int]:
     lines = set(range(start, end + 1))
     tree = ast.parse(text)
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and node.orelse and node.orelse[0].lineno == start:
+            lines.add(node.lineno)
         if not isinstance(node, (ast.Return, ast.Assign, ast.Expr, ast.AugAssign, ast.AnnAssign)):
             continue
         first = node.lineno
