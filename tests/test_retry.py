@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ async def test_the_images_that_failed_are_asked_for_and_no_others(mirror):
     assert (first.status, first.totals["images"]["failed"]) == (1, 1)
 
     image = mirror.hold("b", "v2")
+    assert names(await mirror.retry("--dry-run")) == [("east.test/b:v2", "would_sync")]
+    mirror.clear()
     ran = await mirror.retry()
     assert (ran.status, names(ran)) == (0, [("east.test/b:v2", "synced")])
     assert [each["selected"] for each in ran.report["mappings"]] == [2]
@@ -146,13 +149,7 @@ async def test_what_an_interrupted_run_left_undone_is_asked_for(mirror):
         ("other.test/c:*", "east.test/c:*"),
         ("source.test/b:v1", "east.test/b:v1"),
     ]
-    # A retry that is interrupted as well leaves the same undone.
-    async with stopped_at(10):
-        second = await mirror.retry()
-    assert sorted(second.report["undone"], key=str) == undone
-
     mirror.forgive()
-    mirror.clear()
     ran = await mirror.retry()
     assert names(ran) == [("east.test/b:v1", "synced"), ("east.test/c:v1", "synced")]
     for place in (mirror.source, mirror.east):
@@ -196,17 +193,6 @@ async def test_a_shard_asks_for_its_own_and_says_nothing_of_the_others(mirror):
         assert (len(ran.images), "retry" in ran.err) == (4, False)
         found |= {*names(ran)}
     assert len(found) == 8
-
-
-async def test_a_dry_run_says_what_would_be_asked_for_and_changes_nothing(mirror):
-    mirror.hold("a", "v1")
-    mirror.write({"from": "a", "tags": tags("v1", "v2"), **EAST})
-    await mirror.first()
-    mirror.hold("a", "v2")
-    assert names(await mirror.retry("--dry-run")) == [("east.test/a:v2", "would_sync")]
-    for place in (mirror.source, mirror.east):
-        assert {entry.method for entry in place.journal.entries} <= {"GET", "HEAD"}
-    assert mirror.east.app.tags("a").keys() == {"v1"}
 
 
 # Two mappings of which the first owns a tag of the second (I10).
@@ -306,22 +292,19 @@ async def test_a_digest_that_is_too_young_waits_in_a_retry_too(mirror):
 ENDS = {"source": "http://127.0.0.1:9", "target": "http://127.0.0.1:19"}
 
 
-@pytest.mark.parametrize("case", ["no report", "not there", thorough(pytest.param("too large"))])
-def test_what_is_no_report_is_an_error_before_any_request(tmp_path, case):
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "JSON"), thorough(pytest.param((256 << 20) + 1, "268435456 bytes"))]
+)
+def test_what_is_no_report_is_an_error_before_any_request(tmp_path, size, words):
     config, file = tmp_path / "mirror.yaml", tmp_path / "report.json"
     config.write_text(document(ENDS, {"from": "app", "tags": tags("v1")}))
-    if case != "not there":
-        file.write_text("synced a -> b")
-    if case == "too large":
-        with file.open("r+b") as stream:
-            stream.truncate((256 << 20) + 1)
+    file.touch()
+    os.truncate(file, size)
     ran = run_regsync("sync", "-q", "-c", str(config), "--retry-from", str(file))
     assert (ran.status, ran.out) == (3, "")
     line, *_ = ran.err.splitlines()
-    assert line.startswith("error: CONFIG_ERROR: ")
-    assert str(file) in line
-    words = {"no report": "JSON", "too large": "268435456 bytes", "not there": "No such file"}
-    assert words[case] in line
+    assert line.startswith(f"error: CONFIG_ERROR: {file}")
+    assert words in line
 
 
 def test_configuration_and_report_cannot_both_come_from_standard_input():

@@ -31,14 +31,8 @@ def check(last: float, first: float, flags: int) -> ArtifactCheck:
         (0, 0, COMPLETE, 0, 10, SearchDepth.NONE),
         (0, 0, COMPLETE | 1, 1, 10, SearchDepth.NONE),
         (0, 0, COMPLETE | 1, 3, 10, SearchDepth.TOP),
-        (0, 0, COMPLETE, 0, 5 * MINUTE - 1, SearchDepth.NONE),
-        (0, 0, COMPLETE, 0, 5 * MINUTE, SearchDepth.TOP),
         (3 * MINUTE, 0, COMPLETE, 0, 8 * MINUTE - 1, SearchDepth.NONE),
         (3 * MINUTE, 0, COMPLETE, 0, 8 * MINUTE, SearchDepth.TOP),
-        (4 * DAY, 0, COMPLETE, 0, 8 * DAY - 1, SearchDepth.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 8 * DAY, SearchDepth.TOP),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, SearchDepth.NONE),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY, SearchDepth.TOP),
         # A clock that went back.
         (40 * MINUTE, 40 * MINUTE, COMPLETE, 0, 0, SearchDepth.NONE),
     ],
@@ -65,24 +59,13 @@ def test_an_image_is_looked_at_when_it_is_twice_as_old():
     assert len([each for each in found if each <= 7 * DAY]) == 11
 
 
-def test_one_look_serves_all_targets():
-    """They end some seconds apart, and none of them asks for a look of its own."""
-    slow = [check(0, 0, COMPLETE), check(7, 7, COMPLETE), check(3, 3, COMPLETE)]
-    assert looks(slow, range(MINUTE, HOUR, MINUTE)) == [each * MINUTE for each in (5, 10, 20, 40)]
-
-
 def test_a_target_that_comes_later_has_early_looks():
     old, new = check(DAY - 60, 0, COMPLETE), check(DAY, DAY, COMPLETE)
     runs = range(DAY + MINUTE, DAY + HOUR // 2, MINUTE)
+    # The one whose look is oldest decides when the first is.
     assert looks([old, new], runs) == [DAY + each * MINUTE for each in (4, 9, 18)]
     assert looks([old], runs) == []
     assert decide_depth([old, check(0, 0, 0)], 0, DAY) is SearchDepth.DEEP
-
-
-def test_of_several_targets_the_one_whose_look_is_oldest_decides():
-    checks = [check(DAY - 60, 0, COMPLETE), check(0, 0, COMPLETE)]
-    assert decide_depth(checks, 0, DAY) is SearchDepth.TOP
-    assert decide_depth(checks[:1], 0, DAY) is SearchDepth.NONE
 
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(48)]
@@ -120,56 +103,13 @@ def test_without_state_images_are_spread_evenly():
         assert sum(looked_at(digest, [hour]) for digest in DIGESTS) == len(DIGESTS) // 4
 
 
-class Target:
-    """As far as a copy needs one here."""
-
-    def name_of(self, reference: str) -> str:
-        return f"t.example/app:{reference}"
-
-
-def copied(**fields: Any) -> ImageCopy:
-    """Return a copy that has ended."""
-    names: Any = Target()
-    made = ImageCopy(names, names, "1", "1", "sha256:a", "sha256:a", 0.0, False, None)
-    for name, value in fields.items():
-        assert hasattr(made, name)
-        setattr(made, name, value)
-    return made
-
-
 @pytest.mark.parametrize(
-    ("fields", "flags"),
-    [
-        ({"is_copied": True}, COMPLETE),
-        ({"is_copied": True, "error": ContentError("x")}, 0),
-        ({}, COMPLETE),
-        ({"already_at_target": True}, COMPLETE),
-        ({"immutable_digest": "sha256:b"}, COMPLETE),
-        (
-            {
-                "already_at_target": True,
-                "artifact_search": ArtifactSearch(last_check=check(1, 1, COMPLETE)),
-            },
-            COMPLETE,
-        ),
-        ({"already_at_target": True, "artifacts": {"x": "skipped"}}, COMPLETE),
-        ({"already_at_target": True, "artifacts": {"x": "synced"}}, COMPLETE),
-        (
-            {"already_at_target": True, "artifact_search": ArtifactSearch(listed_tag_bits=3)},
-            COMPLETE | 3,
-        ),
-        ({"already_at_target": True, "error": ContentError("x")}, 0),
-        (
-            {
-                "already_at_target": True,
-                "error": ContentError("x"),
-                "artifact_search": ArtifactSearch(
-                    last_check=check(1, 1, COMPLETE), listed_tag_bits=3
-                ),
-            },
-            0,
-        ),
-    ],
+    ("error", "bits", "flags"),
+    [(None, 0, COMPLETE), (None, 3, COMPLETE | 3), (ContentError("x"), 3, 0)],
 )
-def test_what_is_remembered_of_a_look(fields, flags):
-    assert check_after(copied(**fields))._replace(first=0) == check(0, 0, flags)
+def test_what_is_remembered_of_a_look(error, bits, flags):
+    search = ArtifactSearch(last_check=check(2, 1, COMPLETE), listed_tag_bits=bits)
+    nobody: Any = None
+    copy = ImageCopy(nobody, nobody, "1", "1", "sha256:a", "sha256:a", 0.0, False, None)
+    copy.error, copy.artifact_search = error, search
+    assert check_after(copy) == check(0, 1, flags)

