@@ -123,29 +123,6 @@ async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(stage):
 # What fails is told once.
 
 
-async def test_a_failure_is_said_once_and_a_later_one_with_its_hint_again(stage):
-    stage.load("v1")
-    rules = [{"from": "app", "tags": tags("v1", "v2")}, {"from": "none", "tags": tags("*")}]
-    stage.write(*rules)
-    add = partial(stage.write, *rules, {"from": "other", "tags": tags("*")})
-    ran = await stage.watch(None, None, lambda: stage.load("v2"), add, None)
-    for name in ("app:v2", "none:*", "other:*"):
-        assert ran.err.count(f"failed source.test/{name}") == 1
-    assert ran.err.count("hint: ") == 3
-    assert ran.out.count("synced ") == 2
-
-
-async def test_a_cycle_is_counted_while_something_fails_or_is_copied(stage):
-    stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1", "v2")})
-    ran = await stage.watch(None, lambda: stage.load("v2"), None, None)
-    assert [line.partition(";")[0] for line in lines(ran, "info: cycle")] == [
-        "info: cycle 1: Images: 1 synced, 0 skipped, 1 failed",
-        "info: cycle 2: Images: 0 synced, 1 skipped, 1 failed",
-        "info: cycle 3: Images: 1 synced, 1 skipped, 0 failed",
-    ]
-
-
 async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
     stage.load("v1")
     stage.write(V1)
@@ -181,32 +158,26 @@ async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(sta
     for n in range(4):
         stage.load(f"v{n}")
         stage.seed.image().load_into(other.app, "app", f"w{n}")
-    literal = [tags(*(f"{letter}{n}" for n in range(4))) for letter in "vw"]
     stage.write(
-        {"from": "app", "tags": literal[0]},
-        {"from": "app", "source": "other", "to": "other", "tags": literal[1]},
+        {"from": "app", "tags": tags("v0", "v1", "v2", "v3")},
+        {"from": "app", "source": "other", "to": "other", "tags": tags("w0", "w1", "w2", "w3")},
         registries={"other": other},
     )
-    tries: list[int] = []
+    tries: list[str] = []
     counts: list[int] = []
     connect = world.connect
 
     async def counted(host: str, port: int) -> Any:
-        tries.append(host == "source.test")
+        tries.append(host)
         return await connect(host, port)
 
     def count() -> None:
-        counts.append(sum(tries))
+        counts.append(tries.count("source.test"))
         tries.clear()
 
     world.connect = counted
-    ran = await stage.watch(
-        lambda: stage.source.fail("refused"),
-        *(count, count, count),
-        stage.source.recover,
-        None,
-        interval=600,
-    )
+    fail, recover = partial(stage.source.fail, "refused"), stage.source.recover
+    ran = await stage.watch(fail, count, count, count, recover, None, interval=600)
     assert counts[0] >= 3, "it takes three to know, and some probes"
     assert counts[1:] == [1, 1]
     assert stage.asked[2:5] == [({}, {"HEAD manifest": 8})] * 3, "both ends are asked at once"
@@ -219,16 +190,13 @@ async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):
     for n in range(3):
         stage.load(f"v{n}")
     stage.write({"from": "app", "tags": tags("v0", "v1", "v2")}, registries=URLS)
-    service.users["u"] = "q"
     asked: list[int] = []
 
     def count() -> None:
         asked.append(service.requests)
 
-    def mend() -> None:
-        service.users["u"] = "p"
-
-    ran = await stage.watch(count, count, count, mend, None)
+    service.users["u"] = "q"
+    ran = await stage.watch(count, count, count, partial(service.users.update, u="p"), None)
     assert asked == [1, 2, 3]
     assert len(lines(ran, "failed ", "AUTH_ERROR")) == 3
     assert ran.out.count("synced ") == 3
@@ -243,18 +211,6 @@ async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alon
     assert [target.get("POST upload_start", 0) for _, target in stage.asked] == [1, 0, 0, 3, 0]
     assert len(lines(ran, "failed ")) == 1
     assert held(stage.target, "app", image)
-
-
-@pytest.mark.provokes("refused_as_wrong")
-async def test_a_login_that_moved_is_found_again(world, tmp_path):
-    stage, source, target = with_tokens(world, tmp_path, expires_in=60, lifetime=60)
-    source.grants = target.grants = lambda user, access: True
-    stage.load("v1")
-    stage.write(V1)
-    ran = await stage.watch(None, lambda: setattr(source, "path", "/elsewhere"), None, interval=100)
-    assert not lines(ran, "failed source")
-    assert stage.asked[-1][0]["HEAD manifest"] >= 1
-    stage.source.journal.violations.clear()
 
 
 # State, and what a process of months keeps.
@@ -435,21 +391,6 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(stage, tmp_path):
     assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.db").exists()
 
 
-async def test_a_hang_up_begins_a_cycle_with_the_new_file(stage):
-    image = stage.load("v1", "two")
-    stage.write({"from": "one", "tags": tags("x*")})
-
-    async def hang_up() -> None:
-        stage.write({"from": "two", "tags": tags("v1")})
-        signal.raise_signal(signal.SIGHUP)
-        await anyio.sleep(1)
-        assert held(stage.target, "two", image)
-
-    ran = await stage.watch(hang_up, interval=250)
-    assert ran.status == 0
-    stage.target.journal.matching("PUT", "manifest").exactly(1)
-
-
 # Three cycles count as one: the last one's look at artifacts is a second question.
 async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(stage):
     stage.load("v1")
@@ -548,26 +489,12 @@ async def test_a_named_file_that_is_gone_is_as_if_it_were_there(stage, world, tm
     assert [error is None for error in errors] == [True, False, True]
 
 
-async def test_files_that_the_configuration_names_are_read_again_each_cycle(
-    world, tmp_path, clean_env
-):
-    stage, *_ = with_tokens(world, tmp_path, anonymous=False)
-    image = stage.load("v1")
-    stage.write(V1)
-    log_in(clean_env, "u", "old")
-    ran = await stage.watch(lambda: log_in(clean_env, "u", "p"), None)
-    assert len(lines(ran, "failed", "AUTH_ERROR")) == 1
-    assert held(stage.target, "app", image)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("", "the following arguments are required: -c/--config"),
-        ("-c -", "needs a file"),
         ("-c /nowhere/mirror.yaml", "No such file"),
         ("-c FILE --interval 0", "above 0"),
-        ("-c FILE --interval often", "--interval: 'often'"),
         ("-c FILE --health-port http", "argument --health-port: invalid int value: 'http'"),
         ("-c FILE --health-port 70000", "127.0.0.1 port 70000: the highest port is 65535"),
         ("-c FILE --health-port TAKEN", "127.0.0.1 port TAKEN: address "),
