@@ -258,25 +258,6 @@ async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(near):
     assert ran.totals["throttled"] == {"target.test": len(refused)}
 
 
-async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(
-    world, tmp_path
-):
-    """Transfers that wait hold nothing of the source, so that the other target has all of it."""
-    mirror = Near(world, tmp_path, "busy", "well")
-    busy, well = mirror.targets.values()
-    mirror.hold(20)
-    mirror.hold(20, name="other")
-    refused = refuse(busy, lambda asked: asked.kind == "upload_start", until=20.0, pause="30")
-    mirror.limit(source=4)
-    other = {"from": "other", "tags": tags("*"), "targets": ["well"]}
-    ran = await mirror.copy({**ALL, "targets": ["busy"]}, other)
-    assert ran.statuses() == ["synced"] * 40
-    assert max(times_of(well, "PUT", "manifest")) < 10
-    assert min(times_of(busy, "PUT", "upload")) >= min(refused) + 30
-    assert len(refused) <= 4
-    assert ran.seconds < 40
-
-
 async def test_a_503_with_retry_after_rests_the_window_too(near):
     images = near.hold(30)
     near.source.app.faults.on("GET", "manifest").nth(8).status(503, headers={"Retry-After": "20"})
@@ -796,24 +777,6 @@ async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
     for place in (mirror.source, mirror.target):
         let_in = len(place.journal.entries) - len(place.journal.matching(status=401))
         assert let_in > uses, "one token would not have done"
-
-
-async def test_requests_with_the_same_ended_token_share_one_renewal(world, tmp_path):
-    mirror = Guarded(world, tmp_path)
-    mirror.source.change_links(up=Link(0.1))
-    images = mirror.hold(12, 3001, 3002, 3003)
-    revoked = list[int]()
-
-    def intercept(request: Request) -> None:
-        if request.kind == "blob" and not revoked:
-            revoked.append(mirror.tokens.requests)
-            mirror.tokens.revoke()
-
-    mirror.source.app.intercept = intercept
-    arrived(await mirror.copy(), mirror.target, images)
-    refused = mirror.source.journal.matching(status=401)
-    assert len(refused) > 3, "one bare request, and all that carried the revoked token"
-    assert mirror.tokens.requests == revoked[0] + 1
 
 
 async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world, tmp_path):

@@ -49,6 +49,14 @@ def with_tokens(
     )
 
 
+@pytest.fixture
+def single(stage: Scene) -> Scene:
+    """A mirror of one tag."""
+    stage.load("v1")
+    stage.write(V1)
+    return stage
+
+
 # What a cycle costs, and what it says.
 
 
@@ -76,40 +84,34 @@ async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(world,
 
 @pytest.mark.parametrize(("interval", "is_kept"), [(30, True), (60, False)])
 async def test_connections_are_used_again_unless_they_would_not_live_so_long(
-    stage, interval, is_kept
+    single, interval, is_kept
 ):
-    stage.load("v1")
-    stage.write(V1)
     seen: list[tuple[int, int]] = []
 
     def count() -> None:
-        ends = (stage.source, stage.target)
+        ends = (single.source, single.target)
         seen.append((sum(e._connections for e in ends), sum(e.open_connections() for e in ends)))
 
-    await stage.watch(count, count, count, interval=interval)
+    await single.watch(count, count, count, interval=interval)
     opened, left = zip(*seen, strict=True)
     assert (opened[0] == opened[1] == opened[2]) is is_kept
     assert is_kept or left == (0, 0, 0)
-    assert stage.asked[1:] == [QUIET] * 3
+    assert single.asked[1:] == [QUIET] * 3
 
 
-async def test_a_tag_that_moves_is_told_with_a_summary(stage):
-    stage.load("v1")
-    stage.write(V1)
+async def test_a_tag_that_moves_is_told_with_a_summary(single):
     moved: list[Image] = []
-    ran = await stage.watch(None, lambda: moved.append(stage.load("v1")), None)
+    ran = await single.watch(None, lambda: moved.append(single.load("v1")), None)
     assert ran.out.count("synced source.test/app:v1 -> target.test/app:v1") == 2
     assert [line.partition(",")[0] for line in lines(ran, "info: cycle")] == [
         "info: cycle 1: Images: 1 synced",
         "info: cycle 3: Images: 1 synced",
     ]
-    assert held(stage.target, "app", moved[0])
+    assert held(single.target, "app", moved[0])
 
 
-async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(stage):
-    stage.load("v1")
-    stage.write(V1)
-    ran = await stage.watch(None, None, more=("--json",))
+async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(single):
+    ran = await single.watch(None, None, more=("--json",))
     first, *others = map(json.loads, ran.out.splitlines())
     assert first["totals"]["images"]["synced"] == 1
     assert len(others) == 2
@@ -123,10 +125,8 @@ async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(stage):
 # What fails is told once.
 
 
-async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
-    stage.load("v1")
-    stage.write(V1)
-    faults = stage.source.app.faults
+async def test_an_outcome_that_comes_back_or_changes_is_said_again(single):
+    faults = single.source.app.faults
 
     def fail(status: int) -> Step:
         def again() -> None:
@@ -135,7 +135,7 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
 
         return again
 
-    ran = await stage.watch(
+    ran = await single.watch(
         fail(404), None, fail(405), None, fail(403), faults.clear, fail(403), None
     )
     codes = [line.partition(": ")[2].partition(":")[0] for line in lines(ran, "failed ")]
@@ -216,13 +216,11 @@ async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alon
 # State, and what a process of months keeps.
 
 
-async def test_a_restart_finds_what_the_last_process_left(stage):
-    stage.load("v1")
-    stage.write(V1)
-    await stage.watch(None)
-    stage.clear()
-    await stage.watch()
-    assert stage.asked[-1] == QUIET
+async def test_a_restart_finds_what_the_last_process_left(single):
+    await single.watch(None)
+    single.clear()
+    await single.watch()
+    assert single.asked[-1] == QUIET
 
 
 async def test_without_a_directory_the_state_lives_in_the_process(stage, tmp_path):
@@ -361,19 +359,17 @@ async def test_a_changed_file_is_taken_before_the_next_cycle(stage, world):
     assert {*stage.target.app.repositories} == {"one", "two", "1"}
 
 
-async def test_clients_of_registries_that_stay_the_same_are_kept(stage):
-    stage.load("v1")
-    stage.write(V1)
+async def test_clients_of_registries_that_stay_the_same_are_kept(single):
     opened: list[tuple[int, int]] = []
 
     def count() -> None:
-        opened.append((stage.source._connections, stage.target._connections))
+        opened.append((single.source._connections, single.target._connections))
 
     def change() -> None:
         count()
-        stage.write(V1, registries={"target": {"url": "http://target.test", "max_concurrent": 7}})
+        single.write(V1, registries={"target": {"url": "http://target.test", "max_concurrent": 7}})
 
-    await stage.watch(change, count, count)
+    await single.watch(change, count, count)
     (source, target), *rest = opened
     assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
 
@@ -392,17 +388,15 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(stage, tmp_path):
 
 
 # Three cycles count as one: the last one's look at artifacts is a second question.
-async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(stage):
-    stage.load("v1")
-    stage.write(V1)
-    stage.source.app.faults.on("GET", "manifest").first().delay(50)
+async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(single):
+    single.source.app.faults.on("GET", "manifest").first().delay(50)
 
     async def hang_up() -> None:
         signal.raise_signal(signal.SIGHUP)
         await anyio.sleep(40)
-        stage.source.journal.matching("HEAD", "manifest").exactly(1)  # of the second cycle
+        single.source.journal.matching("HEAD", "manifest").exactly(1)  # of the second cycle
 
-    await stage.watch(hang_up, interval=60)
+    await single.watch(hang_up, interval=60)
 
 
 async def test_a_mounted_configuration_is_swapped_by_its_link(stage, tmp_path):
@@ -443,14 +437,12 @@ def contents(file: Path, texts: list[str | None], errors: list[str | None]) -> l
     return [partial(replace, text) for text in texts]
 
 
-async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(stage):
-    stage.load("v1")
-    stage.write(V1)
-    good = stage.file.read_text()
+async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(single):
+    good = single.file.read_text()
     bad = "mappings: []\ndefaults:\n  sorce: x\nregistres: {}\n"
     errors: list[str | None] = []
-    ran = await stage.watch(*contents(stage.file, [bad, bad, None, good, good], errors))
-    assert stage.asked[1:] == [QUIET] * 5
+    ran = await single.watch(*contents(single.file, [bad, bad, None, good, good], errors))
+    assert single.asked[1:] == [QUIET] * 5
     assert len(lines(ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "stays in force")) == 1
     assert len(lines(ran, "mirror.yaml:4:1")) == 1
     assert len(lines(ran, "mirror.yaml", "No such file")) == 1
@@ -461,11 +453,9 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(stag
         assert error is None if word is None else word in str(error)
 
 
-async def test_an_empty_file_after_a_wrong_one_is_told(stage):
-    stage.load("v1")
-    stage.write(V1)
-    steps = contents(stage.file, ["- x\n", ""], [])
-    ran = await stage.watch(*steps, more=("--log-format", "json"))
+async def test_an_empty_file_after_a_wrong_one_is_told(single):
+    steps = contents(single.file, ["- x\n", ""], [])
+    ran = await single.watch(*steps, more=("--log-format", "json"))
     told = map(json.loads, ran.err.splitlines())
     wrong = [each for each in told if each["event"] == "reload_failed"]
     assert len(wrong) == len({each["message"] for each in wrong}) == 2
@@ -543,20 +533,18 @@ async def test_a_first_cycle_in_which_not_all_fails_makes_ready(stage, there, fi
     assert seen == [first, (200, "ready", 0)]
 
 
-async def test_a_watch_that_was_told_to_stop_is_not_ready(stage):
-    stage.load("v1")
-    stage.write(V1)
+async def test_a_watch_that_was_told_to_stop_is_not_ready(single):
     answers: list[tuple[int, dict[str, Any]]] = []
 
     async def stop() -> None:
-        stage.load("v1")
-        stage.target.app.faults.on("PUT", "manifest").first().delay(10)
+        single.load("v1")
+        single.target.app.faults.on("PUT", "manifest").first().delay(10)
         await anyio.sleep(INTERVAL / 2 + 5)  # into the next cycle
         signal.raise_signal(signal.SIGTERM)
         await anyio.sleep(1)
         answers.append(probe("/readyz"))
 
-    await stage.watch(stop)
+    await single.watch(stop)
     ((status, body),) = answers
     assert (status, body["status"]) == (503, "stopping")
 
