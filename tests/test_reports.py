@@ -295,27 +295,21 @@ def test_junit_has_a_suite_a_mapping_and_a_case_an_image_and_target():
         image(3, status="skipped", reason="immutable_tag"),
         failed(4),
         image(5, target="other.example/team/app:v5"),
+        image(6, target="oci-layout:/media/disk//team/app:v6"),
     )
     root = ElementTree.fromstring(shown(report, "junit"))
     assert root.tag == "testsuites"
     (suite,) = root.iter("testsuite")
     assert suite.get("name") == "docker.io/team/app to team/app"
     counts = {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": "5", "failures": "1", "errors": "0", "skipped": "1"}
+    assert counts == {"tests": "6", "failures": "1", "errors": "0", "skipped": "1"}
     cases = {case.get("name"): case for case in suite.iter("testcase")}
-    assert [name for name, case in cases.items() if len(case) == 0] == ["v1", "v2", "v5"]
+    assert [name for name, case in cases.items() if len(case) == 0] == ["v1", "v2", "v5", "v6"]
     assert cases["v5"].get("classname") == "other.example/team/app"
+    assert cases["v6"].get("classname") == "oci-layout:/media/disk//team/app", "named whole"
     (failure,) = cases["v4"]
     assert failure.get("type") == "AUTH_ERROR"
     assert "log in again" in str(failure.text)
-
-
-def test_an_image_layout_is_named_whole_where_registries_have_their_host():
-    disk = "oci-layout:/media/disk//team/app:v1"
-    report = report_of(image(1, target=disk), failed(2, "no room", target=disk))
-    (suite,) = ElementTree.fromstring(shown(report, "junit")).iter("testsuite")
-    assert (suite.get("name"), len(suite)) == ("docker.io/team/app to team/app", 2)
-    assert {case.get("classname") for case in suite} == {"oci-layout:/media/disk//team/app"}
 
 
 # HTML.

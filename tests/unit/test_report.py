@@ -42,8 +42,6 @@ def report(*found: str | RegsyncError) -> Report:
     [
         pytest.param((), 0, id="nothing to do"),
         pytest.param(("skipped", "skipped"), 0, id="all skipped"),
-        pytest.param(("synced", AUTH), 1, id="some refused"),
-        pytest.param((SOURCE, AUTH), 2, id="all failed, not all of them refused"),
         pytest.param((AUTH, FORBIDDEN), 4, id="all refused"),
         pytest.param(("synced", INTERNAL), 2, id="an unclassified error among successes"),
         pytest.param((AUTH, INTERNAL), 2, id="an unclassified error among refusals"),
