@@ -485,6 +485,7 @@ async def test_a_named_file_that_is_gone_is_as_if_it_were_there(stage, world, tm
         ("", "the following arguments are required: -c/--config"),
         ("-c /nowhere/mirror.yaml", "No such file"),
         ("-c FILE --interval 0", "above 0"),
+        ("-c FILE --interval often", "--interval: 'often'"),
         ("-c FILE --health-port http", "argument --health-port: invalid int value: 'http'"),
         ("-c FILE --health-port 70000", "127.0.0.1 port 70000: the highest port is 65535"),
         ("-c FILE --health-port TAKEN", "127.0.0.1 port TAKEN: address "),
