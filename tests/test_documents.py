@@ -20,15 +20,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from conformance import walks
 from conformance.images import Seed
-from conformance.personas import PERSONAS
 from conformance.registry import App
 from conformance.tokens import BasicAuth
 from tests.ends import ROOT, only, run_regsync
 from tests.pages import PAGES_FOR_USERS
 from tests.program import command_names, help_of, report_schema, run_process
-from tools import build_zipapp, demo, reference
+from tools import build_zipapp, reference
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES_FOR_USERS)
@@ -80,16 +78,6 @@ def test_every_file_that_is_named_is_there_and_every_file_to_deploy_is_named() -
     assert all(wheel.name in TEXT for wheel in build_zipapp.BUNDLE[:4])
 
 
-def test_the_harness_names_its_modules_and_personas() -> None:
-    told = text_of("conformance/README.md")
-    named = set(re.findall("`([a-z][a-z0-9_-]*)`", told))
-    ends = tuple(re.findall("`(-[a-z0-9-]+)`", told))  # `unknown-404`, `-405` and so on
-    paths = [*(ROOT / "conformance").glob("*.py"), *(ROOT / "conformance").glob("*/[a-z]*.py")]
-    modules = {path.stem for path in paths if path.parent.name != "tests"}
-    assert modules - {"__init__", "__main__"} - named == set()
-    assert [name for name in PERSONAS if name not in named and not name.endswith(ends)] == []
-
-
 def test_the_documents_agree_on_whether_there_is_a_release() -> None:
     latest = re.findall(r"(?m)^## (.*)$", text_of("docs/changes.md"))[0]
     assert latest.partition(" ")[0] == run_regsync("version", "--json").report["version"]
@@ -127,23 +115,6 @@ def test_every_command_has_a_line_and_the_statuses_are_those_of_the_help() -> No
     table = dict(re.findall(r"(?m)^\| ([\d, ]+) \| (.*) \|$", TEXT))
     assert table.pop("130, 143") == "interrupted by SIGINT, SIGTERM, with work left undone"
     assert table == dict(re.findall(r"(?m)^  (\d)    (.*)$", run_process("--help").out))
-
-
-def test_help_says_what_reads_standard_input_and_what_writes_json() -> None:
-    told = re.search(r"With `--json` \((.*?)\) standard output", TEXT, re.DOTALL)
-    assert told is not None
-    writes_json = {name.partition(" ")[0] for name in re.findall("`([a-z ]+)`", told[1])}
-    for name in command_names():
-        said = " ".join(help_of(name).split())
-        assert bool(re.search("--json write (?:a|one) ", said)) is (name in writes_json), name
-        assert ("-c FILE" in said and name != "watch") <= ("- reads standard input" in said), name
-    assert "standard input" not in help_of("watch"), "it reads its file again"
-    locked = re.search(r"--locked (.*?) --lock", " ".join(help_of("audit").split()))
-    assert locked is not None
-    assert "copy" not in locked[1], "it copies nothing"
-    line = "# yaml-language-server: $schema=regsync.schema.json"
-    assert line in TEXT
-    assert line in help_of("schema")
 
 
 def config_schema() -> dict[str, Any]:
@@ -397,15 +368,6 @@ def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write(
     assert int(found["SuccessExitStatus"]) == 128 + 15
 
 
-def test_the_timer_counts_from_the_end_of_a_run() -> None:
-    names = re.findall(r"(?m)^(\w+)=", text_of("deploy/systemd/regsync.timer"))
-    first, *rest = names
-    assert (first, rest) == (
-        "Description",
-        ["OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec", "WantedBy"],
-    )
-
-
 # CI.
 
 
@@ -441,23 +403,6 @@ def test_the_workflow_proposes_what_it_then_copies() -> None:
     assert set(workflow["env"]) == set(SECRETS)
 
 
-def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule() -> None:
-    workflow = yaml.safe_load(text_of(".github/workflows/thorough.yml"))
-    assert set(workflow[True]) == {"schedule", "workflow_dispatch"}
-    assert workflow["permissions"] == {"contents": "read"}
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    commands = [shlex.split(step["run"]) for step in steps if "run" in step]
-    # The second makes the environment in whose Python the mutants run.
-    assert commands == [
-        ["python3", "tools/check.py", "--thorough", "--order-seed", "$GITHUB_RUN_NUMBER"],
-        ["python3", "tools/check.py", "tests/test_layering.py"],
-        [".venv/bin/python", "tools/mutants.py", "reach"],
-        [".venv/bin/python", "tools/mutants.py", "try"],
-        [".venv/bin/python", "tools/mutants.py", "try", "--generated"],
-    ]
-    assert all((ROOT / words[1]).exists() for words in commands)
-
-
 # The demo, which is the README's first command.
 
 
@@ -475,41 +420,3 @@ def test_the_demo_holds_in_a_copy_of_the_tree(tmp_path: Path, pyz: Path) -> None
     assert "Images: 0 synced, 6 skipped" in done.stdout
     assert ":: all of it held." in done.stdout
     assert {path.name for path in (clone / "demo").glob("*.log")} == {"source.log", "target.log"}
-
-
-def test_the_demo_fails_in_one_line_when_the_program_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "broken.py").write_text("raise SystemExit(1)\n")
-    monkeypatch.setattr(demo, "DEMO", tmp_path)
-    monkeypatch.setattr(demo, "build", lambda: None)
-    monkeypatch.setattr(demo, "PROGRAM", tmp_path / "broken.py")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert demo.main() == 1
-    assert capsys.readouterr().err == "demo: the sync ended with status 1\n"
-
-
-def test_the_demo_fails_where_a_second_sync_does_something_or_one_byte_differs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    quiet = {"images": {"synced": 0, "skipped": 6, "failed": 0}, "bytes": 0, "requests": {}}
-    demo.check_nothing_moved(quiet, 6)
-    for changed in (
-        {"images": {"synced": 1, "skipped": 5, "failed": 0}},
-        {"bytes": 1},
-        {"requests": {"b": {"manifest_put": 1}}},
-        {"requests": {"a": {"blob_get": 1}}},
-    ):
-        with pytest.raises(demo.DemoError, match="moved something"):
-            demo.check_nothing_moved({**quiet, **changed}, 6)
-
-    image = Seed(1).image()
-
-    def fetch(address: str, repository: str, tag: str) -> dict[str, bytes]:
-        found = image.contents()
-        return {**found, image.top: found[image.top] + b" " * (address == "target")}
-
-    monkeypatch.setattr(walks, "fetch_http", fetch)
-    demo.compare([("shop/web", "v1")], "source", "elsewhere")
-    with pytest.raises(AssertionError, match="other bytes"):
-        demo.compare([("shop/web", "v1")], "source", "target")

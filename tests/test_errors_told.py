@@ -6,7 +6,6 @@ where that is known. Nothing else is said: no traceback, no second line.
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 import ssl
@@ -22,7 +21,7 @@ from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry import App
 from conformance.tokens import BasicAuth, TokenService
-from tests.ends import Peer, Ran, Start, Talk, Virtual, document, run_regsync, tags
+from tests.ends import Peer, Ran, Start, Talk, Virtual, run_regsync
 
 USER, SECRET = "captain", "hunter2"
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
@@ -151,34 +150,6 @@ async def test_a_login_that_is_missing_or_wrong(
     ends.check(ran, f"AUTH_ERROR: {cause}", hint)
 
 
-async def test_a_file_of_logins_that_is_not_there(ends: Ends) -> None:
-    home = {
-        "HOME": str(ends.directory),
-        "XDG_RUNTIME_DIR": str(ends.directory / "run"),
-        "XDG_CONFIG_HOME": str(ends.directory / ".config"),
-    }
-    config = ends.config("http://target.test", auth_type="docker_config")
-    ends.check(
-        await ends.copy(*config, env=home),
-        "AUTH_ERROR: look up T/app:v1: registry 'it': no credentials for T; looked at the environment "
-        "variable DOCKER_AUTH_CONFIG, DIR/.docker/config.json, DIR/run/containers/auth.json, "
-        "DIR/.config/containers/auth.json",
-        "log in with a container client, or use auth_type: basic with credentials",
-    )
-
-
-async def test_a_file_of_logins_that_delegates(ends: Ends) -> None:
-    entry = {"credHelpers": {"target.test": "ecr-login"}}
-    (ends.directory / "config.json").write_text(json.dumps(entry))
-    ends.check(
-        await ends.copy(env={"DOCKER_CONFIG": str(ends.directory)}),
-        "AUTH_ERROR: look up T/app:v1: DIR/config.json delegates T to the credential helper "
-        "docker-credential-ecr-login (credHelpers), and regsync starts no other programs",
-        "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
-        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
-    )
-
-
 # What a registry refuses.
 
 DENIED = error(403, "DENIED", "requested access to the resource is denied")
@@ -262,16 +233,6 @@ async def test_a_repository_that_is_missing_at_ecr(ends: Ends) -> None:
     )
 
 
-async def test_a_platform_that_the_source_lacks(ends: Ends) -> None:
-    Seed(2).index().load_into(ends.apps["source"], "app", tag="v1")
-    ends.check(
-        await ends.copy("--platform", "windows/amd64"),
-        "SOURCE_ERROR: filter platforms of S/app@DIGEST: no platform matches the filter windows/amd64; "
-        "the source has linux/amd64, linux/arm64/v8, linux/arm/v7, linux/arm/v6",
-        "choose one of these platforms, or ask the publisher for another",
-    )
-
-
 async def test_a_blob_with_other_bytes(ends: Ends) -> None:
     digest = max(ends.image.blobs, key=lambda each: len(ends.image.blobs[each]))
     wrong = b"x" * len(ends.image.blobs[digest])
@@ -323,30 +284,6 @@ async def test_a_peer_that_says_that_it_wants_https(ends: Ends) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("reason", "told"),
-    [
-        (None, "failed: EOF (waited for 15s)"),
-        ("WRONG_VERSION_NUMBER", "failed: wrong version number"),
-    ],
-)
-async def test_a_peer_that_knows_no_tls(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, reason: str | None, told: str
-) -> None:
-    async def fail(below: Any, context: Any, host: str) -> Any:
-        failure = ssl.SSLError(1, "broken") if reason else ssl.SSLEOFError(8, "EOF")
-        failure.reason = reason or ""
-        raise failure
-
-    monkeypatch.setattr(ends.world, "start_tls", fail)
-    ends.check(
-        await ends.copy(target="https://target.test:80"),
-        f"NETWORK_ERROR: look up T/app:v1: TLS with target.test {told}",
-        PLAIN,
-        T="target.test:80",
-    )
-
-
 async def test_a_name_that_nobody_knows(ends: Ends) -> None:
     ends.check(
         await ends.copy(source="no-such-host.invalid"),
@@ -383,9 +320,6 @@ PROXIES = {
         "through the proxy http://P: no connection to P: connection refused (waited for 15s)", PROXY),
     "silent": (b"", "",
         "the proxy http://P did not open a tunnel: no answer from P within 60 s (waited for 15s)", PROXY),
-    "wants a login": (NO_LOGIN, "",
-        "the proxy http://P refused a tunnel to S:443 (407)",
-        "put user and password into the proxy's URL, percent-encoded; the proxy has to accept Basic"),
     "refuses the login": (NO_LOGIN, f"{USER}:{SECRET}@",
         "the proxy http://P refused a tunnel to S:443 (407)",
         "put user and password into the proxy's URL, percent-encoded; the proxy has to accept Basic"),
@@ -405,55 +339,20 @@ async def test_a_proxy_that_opens_no_tunnel(
     ends.check(ran, f"NETWORK_ERROR: fetch manifest S/app:v1: {cause}", hint, **names)
 
 
-LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
-
-
-# Its name, how it is made, whether we know the authority, what is told and the hint.
-CERTIFICATES = {
-    "unknown authority": ("127.0.0.1", {}, False, "unable to get local issuer certificate",
-        "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"),
-    "expired": ("127.0.0.1", {"not_after": LONG_AGO}, True, "certificate has expired",
-        "check this host's clock; if it is right, the registry's certificate must be renewed"),
-    "another name": ("other.example", {}, True,
-        "IP address mismatch, certificate is not valid for '127.0.0.1'.", None),
-}  # fmt: skip
-
-
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("name", "options", "is_known", "cause", "hint"), CERTIFICATES.values(), ids=CERTIFICATES
-)
-def test_a_certificate_that_is_not_trusted(
-    serve: Start,
-    ca: trustme.CA,
-    tmp_path: Path,
-    name: str,
-    options: Any,
-    is_known: bool,
-    cause: str,
-    hint: str | None,
+def test_a_certificate_of_an_authority_that_is_not_known(
+    serve: Start, ca: trustme.CA, tmp_path: Path
 ) -> None:
+    """How each failure of TLS is told is looked at in tests/unit/test_trust.py."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert(name, **options).configure_cert(context)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
     source, target = serve(ssl_context=context).address, serve().address
-    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    env = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")} if is_known else {}
-    where = [f"https://{source}/app:v1", f"{target}/app:v1"]
-    ran = run_regsync("copy", "--no-artifacts", *where, env=env)
-    told = f"NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: {cause}"
-    check(ran, told, hint, {"S": source, "T": target}, tmp_path)
-
-
-async def test_many_that_fail_alike_are_a_line_each_and_one_hint(ends: Ends) -> None:
-    ends.answers(*PUSH, DENIED)
-    for number in range(2, 6):
-        Seed(number).image().load_into(ends.apps["source"], "app", tag=f"v{number}")
-    registries = {"source": "http://source.test", "target": "http://target.test"}
-    config = document(registries, {"from": "app", "tags": tags("v*")})
-    ran = await ends.world.run("sync", "-q", "-c", "-", stdin=config)
-    lines = ran.err.splitlines()
-    assert sum(line.startswith("failed ") for line in lines) == 5
-    assert sum(line.startswith("hint: ") for line in lines) == 1
-    assert len(lines) == 6
-    assert ran.out.splitlines()[0] == "Images: 0 synced, 0 skipped, 5 failed"
-    assert len(ran.out.splitlines()) == 4
+    ran = run_regsync("copy", "--no-artifacts", f"https://{source}/app:v1", f"{target}/app:v1")
+    check(
+        ran,
+        "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: "
+        "unable to get local issuer certificate",
+        "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE",
+        {"S": source, "T": target},
+        tmp_path,
+    )

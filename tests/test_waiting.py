@@ -11,23 +11,22 @@ import re
 import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from conformance.images import Image, Seed
+from conformance.images import Image
 from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.personas import Persona, Provider
-from conformance.programs import docker_registry
 from conformance.rates import Cap
 from conformance.registry import App
 from conformance.tokens import Challenge, TokenService, plain
-from conformance.walks import ACCEPT, fetch_http, identical, push_http
-from tests.ends import Ran, Virtual, document, held, only, started, stopped_at, tags
+from conformance.walks import ACCEPT
+from tests.ends import Ran, Virtual, held, only, stopped_at, tags
 from tests.mirrors import Mirror
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -86,7 +85,7 @@ def times_of(place: Place, *condition: Any, **more: Any) -> list[float]:
 
 
 @pytest.mark.provokes("source_written")
-@pytest.mark.parametrize("cap", [2, 3, 5, 50])
+@pytest.mark.parametrize("cap", [2, 50])
 async def test_two_registries_copy_to_each_other_at_once(world, tmp_path, cap):
     link = Link(latency=0.005, bandwidth=20 * MIB)
     mirror = Near(world, tmp_path, up=link, down=link)
@@ -129,54 +128,14 @@ async def test_a_registry_that_takes_chunks_only_is_no_trap_for_bodies_that_wait
     arrived(await near.copy(), near.target, images)
 
 
-async def test_one_manifest_that_is_never_there_costs_the_others_no_time(world, tmp_path):
+async def test_one_manifest_that_is_never_there_costs_the_others_no_time(near):
     """A gateway answers 503 to it for ever."""
-    seconds = list[float]()
-    for number, is_ill in enumerate((False, True)):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        mirror = Near(world, directory)
-        images = mirror.hold(50, 20_000)
-        if is_ill:
-            mirror.source.app.faults.on("GET", "manifest", reference="v7").status(503)
-        began = anyio.current_time()
-        ran = await mirror.copy()
-        assert ran.statuses().count("synced") == 50 - is_ill
-        assert all(
-            held(mirror.target, "app", each)
-            for at, each in enumerate(images)
-            if (at, is_ill) != (7, 1)
-        )
-        seconds.append(max(times_of(mirror.target, "PUT", "manifest")) - began)
-    well, ill = seconds
-    assert ill < well + 3
-
-
-@pytest.mark.parametrize("throttled", [False, True])
-async def test_of_two_sources_the_fast_one_loses_no_time_with_a_throttled_one(near, throttled):
-    slow = near.world.registry("slow.test", up=NEAR, down=NEAR)
-    near.registries["slow"] = slow
-    fast = near.hold(20)
-    others = near.hold(20, name="others", place=slow)
-    if throttled:
-        slow.app.faults.on("GET", "blob").first(8).status(429, retry_after=30)
-    ran = await near.copy(
-        {"source": "slow", "targets": ["target"], "from": "others", "tags": tags("*")},
-        {**ALL, "targets": ["target"]},
-    )
-    arrived(ran, near.target, fast)
-    arrived(ran, near.target, others, "others")
-    assert max(times_of(near.target, "PUT", "manifest", repository="app")) < 2
-    assert (ran.seconds > 30) == throttled
-
-
-async def test_many_who_find_a_registry_busy_come_in_the_order_in_which_they_came(near):
-    """A registry that takes two requests at a time and answers after a second."""
-    images = near.hold(12, 900)
-    open_requests = most_open(near.target, 2)
-    near.limit(target=2)
-    arrived(await near.copy(), near.target, images)
-    assert max(open_requests) == 2
+    near.hold(50, 20_000)
+    near.source.app.faults.on("GET", "manifest", reference="v7").status(503)
+    ran = await near.copy()
+    assert ran.statuses().count("synced") == 49
+    assert near.target.app.tags("app").keys() == {f"v{n}" for n in range(50)} - {"v7"}
+    assert max(times_of(near.target, "PUT", "manifest")) < 5 < ran.seconds
 
 
 def most_open(place: Place, most: int) -> list[int]:
@@ -242,20 +201,13 @@ async def test_a_copy_within_a_registry_that_allows_one_request_is_refused(near)
 # Storage behind a registry.
 
 
-def redirecting(near: Near, images: int) -> tuple[App, list[Image]]:
-    """Let a registry be the source whose blobs are elsewhere; return that storage."""
+async def test_what_storage_refuses_does_not_narrow_the_registrys_window(near):
     provider = near.world.persona("redirecting")
     near.registries["source"] = f"https://{provider.row.hosts['registry']}"
-    sizes = range(images)
-    held_there = [near.seed.image(sizes=(5000,)) for _ in sizes]
-    for number, image in enumerate(held_there):
+    images = [near.seed.image(sizes=(5000,)) for _ in range(30)]
+    for number, image in enumerate(images):
         image.load_into(provider, "app", f"v{number}")
-    return provider.sites["storage"], held_there
-
-
-async def test_what_storage_refuses_does_not_narrow_the_registrys_window(near):
-    storage, images = redirecting(near, 30)
-    storage.faults.on("GET").first(10).status(429, retry_after=1)
+    provider.sites["storage"].faults.on("GET").first(10).status(429, retry_after=1)
     ran = await near.copy()
     arrived(ran, near.target, images)
     assert ran.seconds < 10
@@ -304,25 +256,6 @@ async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(near):
     assert min(puts) >= min(refused) + 30, "the window rests for all its users"
     assert ran.seconds < 35, "once, not for each of them"
     assert ran.totals["throttled"] == {"target.test": len(refused)}
-
-
-async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(
-    world, tmp_path
-):
-    """Transfers that wait hold nothing of the source, so that the other target has all of it."""
-    mirror = Near(world, tmp_path, "busy", "well")
-    busy, well = mirror.targets.values()
-    mirror.hold(20)
-    mirror.hold(20, name="other")
-    refused = refuse(busy, lambda asked: asked.kind == "upload_start", until=20.0, pause="30")
-    mirror.limit(source=4)
-    other = {"from": "other", "tags": tags("*"), "targets": ["well"]}
-    ran = await mirror.copy({**ALL, "targets": ["busy"]}, other)
-    assert ran.statuses() == ["synced"] * 40
-    assert max(times_of(well, "PUT", "manifest")) < 10
-    assert min(times_of(busy, "PUT", "upload")) >= min(refused) + 30
-    assert len(refused) <= 4
-    assert ran.seconds < 40
 
 
 async def test_a_503_with_retry_after_rests_the_window_too(near):
@@ -469,15 +402,6 @@ async def test_few_bodies_are_sent_in_vain_to_a_registry_that_takes_40_requests_
     assert limiter.refused_bytes <= most * 1000
 
 
-async def test_one_stray_refusal_costs_its_pause_alone(near):
-    near.hold(40, 1500, 1501, 1502, 1503)
-    near.target.app.faults.on("POST").nth(30).status(429, retry_after=1)
-    near.limit(target=16)
-    ran = await near.copy()
-    assert ran.statuses() == ["synced"] * 40
-    assert ran.seconds < 3.5
-
-
 # What is left of a quota.
 
 
@@ -516,47 +440,7 @@ async def test_a_quota_that_others_have_used_up_costs_one_refusal(near):
     assert hub.journal.count("GET", "manifest", status=429) == 1
 
 
-def with_quota(provider: Provider, request: Request, answer: Response) -> Response:
-    """Tell how many manifests more there may be within a minute."""
-    if request.kind == "manifest":
-        left = provider.rates.remaining(provider.rates.caps[0], request)
-        told = {"Limit": "30", "Remaining": str(left), "Reset": "60"}
-        answer.headers += [(f"X-RateLimit-{name}", value) for name, value in told.items()]
-    return answer
-
-
-async def test_discovery_stops_at_the_wall_and_resumes_by_itself(near):
-    row = Persona(
-        source="docs/protocol-facts.md section 7.1",
-        hosts={"registry": "rationed.test"},
-        caps=lambda provider: (Cap(30, 60.0, frozenset({"manifest_get"})),),
-        after=(with_quota,),
-    )
-    rationed = Provider(row, now=anyio.current_time, wall=near.world.wall)
-    source = near.world.listen(rationed, "rationed.test", up=NEAR, down=NEAR)
-    images = near.hold(100, place=source)
-    near.registries["source"] = source
-    ran = await near.copy()
-    arrived(ran, near.target, images)
-    assert rationed.rates.refused["manifest_get"] <= 3 * 8
-    assert 180 < ran.seconds < 300
-    asked = sorted(times_of(source, "GET", "manifest", status=200))
-    put = sorted(times_of(near.target, "PUT", "manifest", status=201))
-    # Execution goes on meanwhile: each image is there soon after it was found.
-    assert all(0 < there - found < 3 for found, there in zip(asked, put, strict=True))
-
-
 # A registry that is stopped.
-
-
-async def test_a_registry_that_asks_for_hours_is_not_asked_again(near):
-    """The first contact is one request that the others wait for."""
-    near.hold(3)
-    near.source.app.faults.on().status(429, "TOOMANYREQUESTS", retry_after=7200)
-    ran = await near.copy({"from": "app", "tags": tags("v0", "v1", "v2")})
-    assert len(ran.failed) == 3
-    assert all("TOOMANYREQUESTS" in line and "2h00m" in line for line in ran.failed)
-    near.source.journal.matching("GET", "manifest").exactly(1)
 
 
 async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(world, tmp_path):
@@ -595,40 +479,6 @@ async def test_a_403_of_one_repository_stops_no_other(near):
     )
     ran = await near.copy(*({"from": name, "tags": tags("*")} for name in ("open", "shut")))
     assert ran.statuses() == ["synced"] * 5 + ["failed"] * 5
-
-
-@pytest.mark.parametrize("how", ["refused", "silent", "mute"])
-async def test_an_unreachable_registry_stops_and_the_others_finish(world, tmp_path, how):
-    """One that is mute takes connections, and never answers."""
-    mirror = Near(world, tmp_path, "gone", "well")
-    gone, well = mirror.targets.values()
-    images = mirror.hold(20)
-    if how == "mute":
-        gone.app.intercept = lambda request: anyio.sleep_forever()
-    else:
-        gone.fail(how)
-    ran = await mirror.copy()
-    assert ran.statuses() == ["failed"] * 20 + ["synced"] * 20
-    assert all(held(well, "app", image) for image in images)
-    assert all("NETWORK_ERROR" in line for line in ran.failed)
-    assert how != "mute" or all("no answer" in line for line in ran.failed)
-    assert ran.seconds < (200 if how == "mute" else 60)
-    assert len(gone.journal.entries) < 8, "a first contact and its probes, for all images"
-
-
-@pytest.mark.parametrize("command", ["copy", "sync"])
-async def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
-    near, command
-):
-    near.hold(1)
-    near.source.app.faults.on().stall()
-    near.write({"from": "app"})
-    where = ["--no-artifacts", "http://source.test/app:v0", "http://target.test/app"]
-    async with stopped_at(1.0):
-        ran = await near.run(command, *(where if command == "copy" else []))
-    assert ran.status == 143
-    assert ran.report["interrupted"] is True
-    assert ran.seconds <= 26.1
 
 
 # Outages.
@@ -745,16 +595,16 @@ class Away(Near):
         return [time for time in times if begins <= time <= begins + seconds]
 
 
-CELLS = [
-    *itertools.product(("source", "target", "token", "blobs"), ("refused", "503", "reset"), (5.0,)),
-    *itertools.product(("target",), ("504", "silent", "lost"), (5.0,)),
-    ("blobs", "lost", 5.0),
+OUTAGES = [
+    *itertools.product(("source", "target", "token", "blobs"), ("refused", "503"), (5.0,)),
+    *itertools.product(("target",), ("504", "silent", "lost", "reset"), (5.0,)),
+    *itertools.product(("blobs",), ("lost", "reset"), (5.0,)),
     ("target", "refused", 0.5),
     ("target", "503", 30.0),
 ]
 
 
-@pytest.mark.parametrize(("name", "how", "seconds"), CELLS)
+@pytest.mark.parametrize(("name", "how", "seconds"), OUTAGES)
 async def test_an_outage_is_waited_out(world, tmp_path, name, how, seconds):
     """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
     scene = Away(world, tmp_path)
@@ -766,8 +616,10 @@ async def test_an_outage_is_waited_out(world, tmp_path, name, how, seconds):
     assert 4.5 < ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
 
 
-@pytest.mark.parametrize("name", ["target", "blobs", "source", "token"])
-@pytest.mark.parametrize("how", ["refused", "503"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("target", "refused"), ("target", "503"), ("blobs", "refused"), ("token", "503")],
+)
 async def test_one_probe_at_a_time_and_none_when_it_is_back(world, tmp_path, name, how):
     scene = Away(world, tmp_path, images=12)
     async with scene.away(name, how, seconds=40.0):
@@ -793,15 +645,6 @@ async def test_what_was_never_there_is_said_within_twenty_seconds(world, tmp_pat
     assert all("(waited for 15s)" in line for line in ran.failed)
     times = {round(time, 1) for time in scene.attempts(name, 0.0, 1000.0)}
     assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
-
-
-async def test_a_name_that_does_not_exist_is_said_at_once(world, tmp_path):
-    scene = Away(world, tmp_path, images=4)
-    scene.registries["target"] = "http://nobody.test"
-    ran = await scene.copy()
-    assert ran.status == 2
-    assert ran.seconds < 3
-    assert len(scene.connected["nobody.test"]) == 3
 
 
 @pytest.mark.parametrize("how", ["refused", "503"])
@@ -834,10 +677,9 @@ async def test_an_outage_is_said_once_and_so_is_its_end_and_the_heartbeat_names_
     assert back.startswith("info: target.test answers again, after 4")
 
 
-@pytest.mark.parametrize("how", ["refused", "503", "lost"])
-async def test_a_signal_ends_the_waiting_at_once(world, tmp_path, how):
+async def test_a_signal_ends_the_waiting_at_once(world, tmp_path):
     scene = Away(world, tmp_path)
-    async with scene.away("source", how, 0.0), stopped_at(10.0):
+    async with scene.away("source", "refused", 0.0), stopped_at(10.0):
         ran = await scene.copy()
     assert ran.status == 143
     assert ran.seconds == pytest.approx(10.0, abs=0.1)
@@ -851,26 +693,6 @@ async def test_a_mount_that_an_outage_met_is_asked_for_again(world, tmp_path, ho
         ran = await scene.copy(*({**ALL, "to": name} for name in ("app", "copy")))
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 32), ran.err
     scene.check_sent_once()
-
-
-async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(near):
-    """Five of 10 s each, in an upload of 64 s."""
-    near.target.change_links(up=Link(bandwidth=200 * KIB))
-    images = near.hold(1, 64 * 200 * KIB)
-
-    async def outages() -> None:
-        for _ in range(5):
-            await anyio.sleep(15.0)
-            near.target.fail("refused")
-            await anyio.sleep(10.0)
-            near.target.recover()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(outages)
-        ran = await near.copy()
-        tasks.cancel_scope.cancel()
-    arrived(ran, near.target, images)
-    assert 64 + 5 * 10 <= ran.seconds < 64 + 5 * 20
 
 
 @pytest.mark.parametrize("how", ["refused", "503"])
@@ -920,39 +742,6 @@ async def test_a_manifest_put_into_silence_ends_as_promised(near, is_all_silent,
     assert ran.seconds <= most
 
 
-@pytest.mark.slow
-def test_a_registry_that_is_ended_and_started_again_costs_no_image(tmp_path):
-    """Real processes: it is ended when the first image has arrived, and started when the program
-    has noticed.
-    """
-    homes = {name: tmp_path / name for name in ("source", "target")}
-    seed = Seed(3)
-    shared = seed.layer(300_000)
-    images = {f"v{n}": seed.image(layers=[shared, seed.layer(400_000 + n)]) for n in range(20)}
-    with ExitStack() as others:
-        running = {name: others.enter_context(ExitStack()) for name in homes}
-        where = {name: running[name].enter_context(docker_registry(homes[name])) for name in homes}
-        for tag, image in images.items():
-            push_http(image, where["source"], "app", tag)
-        config = tmp_path / "mirror.yaml"
-        ends = {name: f"http://{where[name]}" for name in homes}
-        config.write_text(document(ends, ALL, **{"global": {"max_concurrent_transfers": 2}}))
-        command = ["sync", "--no-progress", "--log-format", "json", "-c", str(config)]
-        with started(*command, bufsize=1) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert process.stdout.readline()
-            running["target"].close()
-            said = next(line for line in process.stderr if '"outage"' in line)
-            assert f"waiting for {where['target']} (" in said
-            port = int(where["target"].rpartition(":")[2])
-            running["target"].enter_context(docker_registry(homes["target"], port=port))
-            out, err = process.communicate(timeout=60)
-        assert process.returncode == 0, out + err
-        for tag, image in images.items():
-            assert identical(fetch_http(where["target"], "app", tag), image.contents())
-
-
 # Tokens that end before their time.
 
 
@@ -990,24 +779,6 @@ async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
         assert let_in > uses, "one token would not have done"
 
 
-async def test_requests_with_the_same_ended_token_share_one_renewal(world, tmp_path):
-    mirror = Guarded(world, tmp_path)
-    mirror.source.change_links(up=Link(0.1))
-    images = mirror.hold(12, 3001, 3002, 3003)
-    revoked = list[int]()
-
-    def intercept(request: Request) -> None:
-        if request.kind == "blob" and not revoked:
-            revoked.append(mirror.tokens.requests)
-            mirror.tokens.revoke()
-
-    mirror.source.app.intercept = intercept
-    arrived(await mirror.copy(), mirror.target, images)
-    refused = mirror.source.journal.matching(status=401)
-    assert len(refused) > 3, "one bare request, and all that carried the revoked token"
-    assert mirror.tokens.requests == revoked[0] + 1
-
-
 async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world, tmp_path):
     mirror = Guarded(world, tmp_path)
     images = mirror.hold(1)
@@ -1025,20 +796,7 @@ async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world, tmp_pat
     assert mirror.tokens.requests == 2
 
 
-async def test_a_token_that_never_worked_is_renewed_once(world, tmp_path):
-    """A registry that takes no token at all: two of them are tried for a request, as ever."""
-    mirror = Guarded(world, tmp_path)
-    mirror.hold(1)
-    challenge = {"service": "registry.test", "error": "invalid_token"}
-    useless = mirror.source.app.faults.on("GET", "manifest")
-    useless.challenge(realm="http://source.test/token", **challenge)
-    assert (await mirror.copy({"from": "app", "tags": tags("v0")})).status == 4
-    mirror.source.journal.matching("GET", "manifest").exactly(2)
-    assert mirror.tokens.requests == 1
-
-
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_server_has_let_nobody_in(world, tmp_path, status):
+async def test_a_busy_server_has_let_nobody_in(world, tmp_path):
     mirror = Guarded(world, tmp_path)
     mirror.hold(1)
     shown = list[str]()
@@ -1048,7 +806,7 @@ async def test_a_busy_server_has_let_nobody_in(world, tmp_path, status):
             return None
         shown.append(request.header("authorization"))
         if len(shown) == 1:
-            return Response(status, [("Retry-After", "1")])
+            return Response(503, [("Retry-After", "1")])
         mirror.tokens.revoke()
         return None
 
@@ -1056,19 +814,3 @@ async def test_a_busy_server_has_let_nobody_in(world, tmp_path, status):
     assert (await mirror.copy({"from": "app", "tags": tags("v0")})).status == 4
     assert len(shown) == 3, "the first token again, and one that was new"
     assert mirror.tokens.requests == 2
-
-
-async def test_what_has_let_nobody_write_is_no_ended_token(world, tmp_path):
-    """The token lets requests read, so it is good; that it is refused to the first that writes is
-    for lack of a right, though the challenge does not say so.
-    """
-    pulls_only = service(grants=lambda user, access: access.action == "pull", form=without_error)
-    mirror = Near(world, tmp_path, of={"target": {"auth": pulls_only}})
-    mirror.registries["target"] = {"url": mirror.target.url, **LOGIN}
-    image = only(mirror.hold(1))
-    image.load_into(mirror.target.app, "app", tag="other")
-    mirror.target.app.repositories["app"].blobs.clear()
-    assert (await mirror.copy({"from": "app", "tags": tags("v0")})).status == 4
-    starts = mirror.target.journal.matching("POST", "upload_start")
-    assert [bool(entry.query) for entry in starts] == [True, True, False, False]
-    assert pulls_only.requests == 4

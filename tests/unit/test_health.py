@@ -53,7 +53,6 @@ def answer(path: str) -> tuple[int, dict[str, object]]:
         (b"POST /healthz HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", 200, True),
         (b"GET /healthz/ HTTP/1.1\r\n\r\n", 404, False),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 404, False),
-        (b"GET /healthz\r\n\r\n", 404, False),
         (b"GET\r\n\r\n", 404, False),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", 404, False),
     ],
@@ -113,7 +112,7 @@ def test_a_client_that_trickles_has_its_time_and_no_more(monkeypatch: pytest.Mon
             pytest.fail("it is never disconnected")
 
 
-@pytest.mark.parametrize("bind", ["", "::1", "[::1]", "localhost", "127.0.0.1"])
+@pytest.mark.parametrize("bind", ["", "[::1]", "localhost"])
 def test_it_listens_where_it_is_told(bind: str) -> None:
     host = "::1" if ":" in bind else "127.0.0.1"
     try:

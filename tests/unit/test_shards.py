@@ -45,9 +45,7 @@ def test_a_shard_is_named(text: str, environ: dict[str, str], shard: tuple[int, 
     assert parse_shard(text, environ) == shard
 
 
-@pytest.mark.parametrize(
-    "text", ["", "/", "1", "4/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/1000", "٣/4"]
-)
+@pytest.mark.parametrize("text", ["", "/", "1", "4/4", "0/0", "-1/4", "1/4/2", "0/1000", "٣/4"])
 def test_what_names_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--shard .*I from 0 to N-1") as refused:
         parse_shard(text, {})
@@ -76,12 +74,6 @@ def test_names_that_differ_in_a_number_are_spread_evenly_and_a_shard_may_be_empt
     found = below(*(f"team/service-{number}" for number in range(40)))
     assert max(map(len, shares(found, 4))) == 10
     assert sorted(shares(below("a", "b"), 4)) == [[], [], [0], [1]]
-
-
-def test_each_shard_has_a_cache_of_its_own() -> None:
-    found = below("a", "b")
-    assert config_of_shard(found, 1, 2).cache_dir == "/cache/shard-1-of-2"
-    assert config_of_shard(found._replace(cache_dir=None), 0, 2).cache_dir is None
 
 
 PATHS = st.lists(st.sampled_from(["a", "b", "library"]), min_size=1, max_size=3).map("/".join)
