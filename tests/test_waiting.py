@@ -11,22 +11,23 @@ import re
 import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from conformance.images import Image
+from conformance.images import Image, Seed
 from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.personas import Persona, Provider
+from conformance.programs import docker_registry
 from conformance.rates import Cap
 from conformance.registry import App
 from conformance.tokens import Challenge, TokenService, plain
-from conformance.walks import ACCEPT
-from tests.ends import Ran, Virtual, held, only, stopped_at, tags
+from conformance.walks import ACCEPT, fetch_http, identical, push_http
+from tests.ends import Ran, Virtual, document, held, only, started, stopped_at, tags
 from tests.mirrors import Mirror
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -740,6 +741,39 @@ async def test_a_manifest_put_into_silence_ends_as_promised(near, is_all_silent,
     ran = await near.copy()
     assert ran.status == 2
     assert ran.seconds <= most
+
+
+@pytest.mark.slow
+def test_a_registry_that_is_ended_and_started_again_costs_no_image(tmp_path):
+    """Real processes: it is ended when the first image has arrived, and started when the program
+    has noticed.
+    """
+    homes = {name: tmp_path / name for name in ("source", "target")}
+    seed = Seed(3)
+    shared = seed.layer(300_000)
+    images = {f"v{n}": seed.image(layers=[shared, seed.layer(400_000 + n)]) for n in range(20)}
+    with ExitStack() as others:
+        running = {name: others.enter_context(ExitStack()) for name in homes}
+        where = {name: running[name].enter_context(docker_registry(homes[name])) for name in homes}
+        for tag, image in images.items():
+            push_http(image, where["source"], "app", tag)
+        config = tmp_path / "mirror.yaml"
+        ends = {name: f"http://{where[name]}" for name in homes}
+        config.write_text(document(ends, ALL, **{"global": {"max_concurrent_transfers": 2}}))
+        command = ["sync", "--no-progress", "--log-format", "json", "-c", str(config)]
+        with started(*command, bufsize=1) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline()
+            running["target"].close()
+            said = next(line for line in process.stderr if '"outage"' in line)
+            assert f"waiting for {where['target']} (" in said
+            port = int(where["target"].rpartition(":")[2])
+            running["target"].enter_context(docker_registry(homes["target"], port=port))
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        for tag, image in images.items():
+            assert identical(fetch_http(where["target"], "app", tag), image.contents())
 
 
 # Tokens that end before their time.
