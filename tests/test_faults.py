@@ -39,7 +39,7 @@ from conformance.registry import App
 from conformance.tokens import TokenService
 from tests import ends
 from tests.ends import Ran, Virtual, document, held, started, tags, virtual
-from tests.thinning import thinned, thorough
+from tests.thinning import thinned
 
 USER, PASSWORD = "robot", "correct-horse-battery"
 DAY = 86_400
@@ -712,22 +712,8 @@ async def test_the_outcome_is_right_or_told_and_the_next_run_completes_it(case, 
         await scene.converge()
 
 
-def test_an_ordinary_run_has_every_fault_on_every_side_as_often_as_it_can_be():
-    every = {param.values[0].parts for param in PARAMS}
-    played = {param.values[0].parts for param in CELLS if not param.marks}
-    assert len(every) == len(PARAMS) == 2532, "no cell leaves the plan"
-    assert len(played) < len(every) / 10
-    for each in (every, played):
-        assert {times for *_, times in each} == {*TIMES}
-    assert {parts[:2] for parts in played} == {parts[:2] for parts in every}
-    assert {parts[::2] for parts in played} == {parts[::2] for parts in every}
-
-
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "limit", [thorough(pytest.param(1_500_000, id="blobs")), pytest.param(3000, id="the state too")]
-)
-def test_a_full_disk_costs_time_and_fails_nothing(serve, tmp_path, limit):
+def test_a_full_disk_costs_time_and_fails_nothing(serve, tmp_path):
     """A limit on the size of files stands in for the disk: the kernel refuses the write."""
     source, one, two = serve(), serve(), serve()
     image = Seed(1).image(sizes=(3_000_000, 2_000_000, 900, 1000, 1100))
@@ -743,10 +729,10 @@ def test_a_full_disk_costs_time_and_fails_nothing(serve, tmp_path, limit):
             out, err = process.communicate(timeout=60)
         return Ran(process.returncode, out, err)
 
-    ran = run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    ran = run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)))
     assert ran.status == 0, ran.err
     assert ran.err.count("be staged") == 1
-    assert ("no state" in ran.err) == (limit < 10_000)
+    assert "no state" in ran.err
     assert "Traceback" not in ran.err
     assert all(held(target, name, image) for target in (one, two) for name in names)
     assert not list((tmp_path / ".regsync").rglob("*.partial"))

@@ -251,7 +251,6 @@ READ: list[tuple[str, str, Change]] = [
     ("upload's rest", "repeated", REPEATED),
     *((f"{what}'s length", "absent", ABSENT) for what in ("manifest", "blob")),
     ("tags' length", "absent", ABSENT),
-    ("blob's length", "repeated", REPEATED),
     *(
         (what, "absent", ABSENT)
         for what in ("digest", "HEAD's digest", "target's digest", "stored digest")
@@ -312,9 +311,6 @@ MAY_FAIL: list[tuple[str, str, Change]] = [
             "too long": changed(lambda right: str(int(right) + 1)),
         }.items()
     ),
-    ("blob's length", "no number", values("x")),
-    ("blob's length", "negative", values("-1")),
-    ("blob's length", "two", lambda right, _: [right, f"{right}0"]),
     ("digest", "no digest", values("sha256:xyz")),
     ("digest", "right last", both(first=False)),
     ("HEAD's digest", "empty", values("")),
@@ -336,8 +332,6 @@ MAY_FAIL: list[tuple[str, str, Change]] = [
     ("pause", "in the past", values("Thu, 01 Jan 1970 00:00:00 GMT")),
     ("pause", "two", values("2", "7200")),
     ("token's life", "a word", values('"soon"')),
-    ("token's life", "in quotes", values('"60"')),
-    ("token's life", "negative", values("-1")),
     ("token's life", "endless", values("1e999")),
     ("token's life", "a list", values("[60]")),
     ("token's life", "too long", values("99999")),
@@ -465,41 +459,18 @@ async def test_an_audit_misses_only_what_a_get_does_not_find(mirror, kind):
 # Answers in a form that nobody asked for.
 
 
-def coded(mirror: Mirror, kind: str, coding: str, change: Callable[[bytes], bytes]) -> Image:
-    """Push a signed image, and label the source's answers of a kind, with other bytes."""
-    if kind == "token":
-        mirror.source.app.auth = TokenService(now=anyio.current_time)
-    image = mirror.push("v1", mirror.seed.image(sizes=(70_000, 300_000)))
-    mirror.attach(image)
-
-    def amend(request: Request, answer: Answer) -> Answer:
-        asked = "token" if request.path == "/token" else request.kind
-        if (asked, request.method) != (kind, "GET") or not isinstance(answer, Response):
-            return answer
-        if answer.status != 200:
-            return answer
-        headers = [pair for pair in answer.headers if pair[0].lower() != "content-length"]
-        return Response(200, [*headers, ("Content-Encoding", coding)], change(answer.data))
-
-    mirror.source.app.amend = amend
-    return image
-
-
-@CLUMSY
-@pytest.mark.parametrize(
-    ("kind", "coding"), [("manifest", "br"), ("blob", "gzip"), ("blob", "identity, gzip")]
-)
-async def test_bytes_that_have_their_digest_are_right_whatever_their_label(mirror, kind, coding):
-    image = coded(mirror, kind, coding, lambda data: data)
-    ran = await mirror.sync(ALL)
-    assert (ran.status, ran.statuses(), ran.err) == (0, ["synced"], "")
-    assert held(mirror.target, "app", image)
-
-
 @CLUMSY
 @pytest.mark.parametrize("kind", ["manifest", "tag_list", "blob"])
 async def test_what_is_coded_although_nobody_asked_for_it_is_an_error(mirror, kind):
-    coded(mirror, kind, "gzip", gzip.compress)
+    mirror.push("v1", mirror.seed.image(sizes=(70_000, 300_000)))
+
+    def amend(request: Request, answer: Answer) -> Answer:
+        if (request.kind, request.method) != (kind, "GET") or not isinstance(answer, Response):
+            return answer
+        headers = [pair for pair in answer.headers if pair[0].lower() != "content-length"]
+        return Response(200, [*headers, ("Content-Encoding", "gzip")], gzip.compress(answer.data))
+
+    mirror.source.app.amend = amend
     ran = await mirror.sync(ALL)
     assert ran.status != 0
     assert mirror.target.app.tags("app") == {}
@@ -566,13 +537,7 @@ async def test_a_listing_spares_the_look_up_that_is_refused(world, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "ending"),
-    [
-        ("source.test", "\n"),
-        ("source.test", "\r\n"),
-        ("source.test/", ""),
-        ("http://source.test/", ""),
-        ("https://source.test/v1/", ""),
-    ],
+    [("source.test", "\r\n"), ("source.test/", ""), ("https://source.test/v1/", "")],
 )
 async def test_a_docker_file_is_read_as_people_write_it(world, tmp_path, key, ending):
     """`base64` ends with a line break, and a key is often a URL."""

@@ -217,19 +217,13 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
             blobs(lambda data: raw("200 OK", bytes(len(data)) + data, Connection="close")),
         ),
         "a page in the place of a listing": ("listing", listed(PAGE)),
-        "a listing of something else": ("a list", listed_tags({"a": 1})),
         "tags that are no tags": ("invalid tag", listed_tags(["v1", "../../etc\x1b[1m"])),
-        "tags that are numbers": ("invalid tag", listed_tags([1])),
         "a listing without end": ("8388608", listed(Response(200, [], b" " * 9_000_000))),
     },
     ("source", "SOURCE_ERROR"): {
         "an error page without end": (
             "status 404",
             manifest(raw("404 Not Found", b"<" * 5_000_000, Connection="close")),
-        ),
-        "an error cut short": (
-            "status 404",
-            manifest(raw("404 Not Found", b'{"err', Content_Length="900")),
         ),
         "an error in a coding": (
             "status 404",
@@ -251,12 +245,10 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
         ),
         "a redirect to nowhere": ("without a Location", manifest(Response(307))),
         "a head without end": ("head of", peer(b"HTTP/1.1 200 OK\r\nX: ", b"y" * 9999)),
-        "headers without end": ("head of", peer(b"HTTP/1.1 200 OK\r\n", b"X-A: y\r\n" * 99)),
         "interim answers without end": (
             "no answer",
             peer(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99, 20.0),
         ),
-        "a banner": ("HTTP/1.1", manifest(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")),
         "half a head": ("ended", peer(b"HTTP/1.1 200 OK\r\nContent-", closes=True)),
         "silence in a body": (
             "moved nothing",
@@ -285,25 +277,16 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
             "SIZE_INVALID",
             big_layer(taken("PUT upload", Response(413, [], TOO_LARGE.body, early=True))),
         ),
-        "a blob refused in its middle without a word": (
-            "status 400",
-            big_layer(taken("PUT upload", raw("400 Bad Request", Content_Length="0"))),
-        ),
         "blobs accepted and thrown away": (
             "MANIFEST_BLOB_UNKNOWN",
             taken("PUT upload", Response(201, early=False)),
         ),
         "a manifest redirected": ("status 307", taken("PUT manifest", MOVED)),
-        "another thank you": ("status 204", taken("PUT manifest", Response(204))),
     },
     ("target", "NETWORK_ERROR"): {
         "an upload without a location": (
             "without a Location",
             taken("POST upload_start", Response(202)),
-        ),
-        "an upload to spaces": (
-            "no URL",
-            taken("POST upload_start", Response(202, [("Location", "/v2/a b")])),
         ),
         "a blob accepted before it was sent": (
             "before the blob",
@@ -479,38 +462,21 @@ LENGTH = b"Content-Length: 15\r\n\r\n" + TAGS
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\nf\r\n" + TAGS + b"\r\n0\r\n"
 SHAPES: dict[str, tuple[bytes, str]] = {
     "both framings": (OK + b"Content-Length: 3\r\n" + CHUNKED + b"\r\n", "closed"),
-    "chunked twice": (
-        OK + b"Transfer-Encoding: chunked\r\n" + CHUNKED + b"\r\n",
-        "multiple Transfer-Encoding",
-    ),
     "a coding before chunks": (
         OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         "Transfer-Encoding",
     ),
     "chunked by a control": (OK + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", "HTTP/1.1"),
     "two lengths": (OK + b"Content-Length: 16\r\n" + LENGTH, "conflicting Content-Length"),
-    "a list of lengths": (
-        OK + b"Content-Length: 15, 16\r\n\r\n" + TAGS,
-        "conflicting Content-Length",
-    ),
-    "a length with a sign": (OK + b"Content-Length: +15\r\n\r\n" + TAGS, "bad Content-Length"),
     "a length beyond all": (
         OK + b"Content-Length: " + b"9" * 300 + b"\r\n\r\n" + TAGS,
         "bad Content-Length",
     ),
     "a space before the colon": (OK + b"Content-Length : 15\r\n\r\n" + TAGS, "illegal header line"),
-    "a NUL in a value": (OK + b"X: a\x00b\r\n" + LENGTH, "illegal header line"),
-    "a line without a colon": (OK + b"Content-Length\r\n\r\n" + TAGS, "illegal header line"),
-    "a continuation of nothing": (OK + b" " + LENGTH, "continuation line"),
-    "a chunk of negative size": (
-        OK + b"Transfer-Encoding: chunked\r\n\r\n-f\r\n" + TAGS,
-        "illegal chunk header",
-    ),
     "a chunk that ends elsewhere": (
         OK + CHUNKED.replace(b"\r\n0", b"XX0"),
         "malformed chunk footer",
     ),
-    "another protocol": (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n", "HTTP/1.1"),
     "trailers that frame": (OK + CHUNKED + b"Transfer-Encoding: x\r\n\r\n", "Transfer-Encoding"),
     "a connection that ends": (OK + b"Connection: close\r\n" + LENGTH, "closed"),
     "two answers at once": ((OK + LENGTH) * 2, "closed"),
@@ -594,7 +560,6 @@ SAID: dict[str, tuple[str, Answer]] = {
     "an error's words": ("manifest", error(400, "BAD", UGLY)),
     "an error's code": ("manifest", error(404, UGLY, "no")),
     "an error's details": ("manifest", Response(400, [], encode({"details": UGLY}))),
-    "an error that is no JSON": ("manifest", Response(400, [], UGLY.encode())),
     "an error in other bytes": ("manifest", Response(400, [], UGLY.encode("utf-16"))),
     "a reason": ("manifest", by_hand(f"HTTP/1.1 404 {LINE}")),
     "a status line": ("manifest", by_hand(f"{LINE} 200 OK")),
@@ -604,20 +569,12 @@ SAID: dict[str, tuple[str, Answer]] = {
     "a content type": ("manifest", with_header(200, "Content-Type", LINE)),
     "a location": ("manifest", with_header(307, "Location", f"http://{LINE}.test/")),
     "a challenge": ("manifest", with_header(401, "WWW-Authenticate", LINE)),
-    "a challenge's name": (
-        "manifest",
-        with_header(401, "WWW-Authenticate", "Negotiate-" + "x" * 900),
-    ),
     "a realm": (
         "manifest",
         with_header(401, "WWW-Authenticate", f'Bearer realm="https://evil.test/{LINE}"'),
     ),
     "a document": ("manifest", raw_body(UGLY)),
-    "a media type": ("manifest", image(mediaType=UGLY)),
-    "a config's type": ("manifest", image(config={"mediaType": UGLY, "digest": "x", "size": 1})),
-    "a layer's type": ("manifest", layer(mediaType=UGLY)),
     "a layer's digest": ("manifest", layer(digest=UGLY)),
-    "a layer's size": ("manifest", layer(size=UGLY)),
     "a key twice": ("manifest", raw_body(f"{{{json.dumps(UGLY)}:1,{json.dumps(UGLY)}:1}}")),
     "a platform": ("manifest", index(platform={"os": UGLY, "architecture": UGLY})),
     "an annotation": ("manifest", index(annotations={UGLY: UGLY})),
@@ -654,24 +611,23 @@ def test_what_a_registry_says_is_one_clean_line(serve, target, name, form):
 @pytest.mark.parametrize(
     "where", ["registries", "url", "from", "to", "source", "targets", "glob", "semver", "global"]
 )
-@pytest.mark.parametrize("text", [UGLY, "a\u202eb"], ids=["all of it", "one mark"])
-def test_what_a_configuration_says_is_clean_lines(where, text):
+def test_what_a_configuration_says_is_clean_lines(where):
     mapping: dict[str, Any] = {"from": "app", "source": "a", "targets": ["a"], "tags": {}}
     registries: dict[str, Any] = {"a": {"url": "h.test"}}
     top: dict[str, Any] = {}
     match where:
         case "registries":
-            registries[text] = {"url": "x.test"}
+            registries[UGLY] = {"url": "x.test"}
         case "url":
-            registries["a"]["url"] = text
+            registries["a"]["url"] = UGLY
         case "global":
-            top[text] = text
+            top[UGLY] = UGLY
         case "glob" | "semver":
-            mapping["tags"][where] = text
+            mapping["tags"][where] = UGLY
         case "targets":
-            mapping["targets"] = [text]
+            mapping["targets"] = [UGLY]
         case _:
-            mapping[where] = text
+            mapping[where] = UGLY
     given = {"registries": registries, "mappings": [mapping], "global": top}
     ran = run_regsync("validate", "-", stdin=json.dumps(given))
     assert ran.status == 3

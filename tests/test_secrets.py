@@ -39,7 +39,6 @@ from tests.canaries import (
     GAR,
     IMDS,
     SERVICES,
-    SOURCES,
     STORAGE,
     USER,
     VARIANTS,
@@ -99,16 +98,10 @@ def arranged(
 # The search finds what there is.
 
 
-@pytest.mark.parametrize("writing", range(len([*writings("x" * 9)])))
-def test_a_secret_is_found_in_each_writing(writing):
-    _, text = [*writings(canary("here", "/:+"))][writing]
-    for part in (text, text[5:29], f"words before {text[:19]}… and behind"):
-        assert find(part).keys() == {"here"}
-    assert not find(f"{text[:7]} {text[-7:]}"), "less than eight say nothing"
-
-
-def test_a_secret_is_found_in_each_place_that_a_run_can_leave_it_in(traces, tmp_path):
+def test_a_secret_is_found_in_each_writing_and_place_that_a_run_can_leave_it_in(traces, tmp_path):
     secret = canary("here", "/:+")
+    for name, text in writings(secret):
+        assert find(text[5:29]).keys() == {"here"}, name
     packed = zlib.compress(b"x" * 99 + secret.encode())
     for said in (secret, json.dumps({"said": secret}), b"\0" + secret.encode(), b"head" + packed):
         assert len(traces.found(said)) == 1
@@ -382,14 +375,6 @@ def unreachable(scene: Scene) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def storage_corrupts(scene: Scene) -> Iterator[None]:
-    scene.answers = lambda host, request, answer, text: (
-        Response(200, answer.headers, answer.data[::-1]) if host == STORAGE else answer
-    )
-    yield
-
-
-@contextlib.contextmanager
 def storage_redirects(scene: Scene) -> Iterator[None]:
     """Redirect from storage to storage, each URL signed with what was heard."""
     scene.answers = lambda host, request, answer, text: (
@@ -398,7 +383,7 @@ def storage_redirects(scene: Scene) -> Iterator[None]:
     yield
 
 
-FAILURES = (crashed, interrupted, full, locked, unreachable, storage_corrupts, storage_redirects)
+FAILURES = (crashed, interrupted, full, locked, unreachable, storage_redirects)
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -495,16 +480,13 @@ PASSWORDS = (
 FIELDS = (
     f"credentials: {{username: me, password: '{SECRET}', password: '{SECRET}'}}",
     f"auth_type: basic, credentials: 'me:{SECRET}'",
-    f"auth_type: basic, credentials: [me, '{SECRET}']",
     f"credentials: {{username: 'me:{SECRET}', password: x}}",
     f"auth_type: basic, credentials: {{'me:{SECRET}'}}",
-    f"auth_type: basic, credentials: {{me: '{SECRET}'}}",
     f"auth_type: basic, credentials: {{username: me, pasword: '{SECRET}'}}",
     f"auth_type: static_token, token: 'Bearer {SECRET}'",
     f"token: '{SECRET}'",
     f"auth_type: '{SECRET}'",
     f"max_concurrent: '{SECRET}'",
-    f"head_first: '{SECRET}'",
     f"proxy: 'socks5://me:{SECRET}@proxy.test'",
     f"proxy: 'http://me:{SECRET}@proxy.test:99999'",
     f"proxy: 'http://{SECRET.partition(':')[0]}@proxy.test'",
@@ -518,7 +500,6 @@ FILES = (
     f"registries: {{one: {{url: a.test}}}}\nmappings: [{{from: app, source: '{URL}'}}]\n",
     f"registries: {{one: {{url: a.test}}}}\nmappings: [{{from: app, targets: ['{URL}']}}]\n",
     f"registries: {{one: {{url: a.test}}}}\nmappings: [{{from: '{URL}', to: '{URL}'}}]\n",
-    f"- {URL}\n",
     f"{URL}\n",
     f"a: {URL}\n---\nb: {URL}\n",
     f"a: {SECRET}\udcff{SECRET}\n",
@@ -603,11 +584,8 @@ VARIABLES = [
         for value in (
             f"http://me:{SECRET}@proxy.test:1",
             f"me:{PLAIN}@proxy.test:1",
-            f"socks5://me:{SECRET}@proxy.test:1",
             f"http://{PLAIN}/{PLAIN}@proxy.test:1",
             f"http://me:{PLAIN}#@proxy.test:1",
-            f"http://me:{SECRET}@proxy.test:no",
-            f"http://me:{SECRET}@proxy test",
         )
     ),
     ("HTTP_PROXY", f"socks5://me:{SECRET}@proxy.test:1"),
@@ -641,10 +619,9 @@ TYPED = (
     *(f"tags {URL}/app", f"tags {ME}/app", f"tags a.test/app --semver {URL}"),
     *(f"tags a.test/app --glob {URL}[", f"tags a.test/app --sort {URL}"),
     *(f"tags a.test/app --latest {URL}", f"sync {URL}", f"sync -c {URL}", f"sync -c - {URL}"),
-    *(f"sync -c /dev/null --shard mirror:{PLAIN}@x", f"watch -c {URL}"),
+    *(f"sync -c /dev/null --shard mirror:{PLAIN}@x", f"audit --log-format {URL} -c x"),
     *(f"watch -c /dev/null --interval {URL}", f"watch -c /dev/null --health-bind {URL}"),
-    *(f"watch -c /dev/null --health-port {URL}", f"auth {URL}", f"auth check {URL}"),
-    *(f"audit --log-format {URL} -c x", f"validate {URL}", f"expand {URL}", f"schema {URL}"),
+    *(f"auth {URL}", f"auth check {URL}", f"validate {URL}"),
     f"version --user={ME}",
 )
 
@@ -809,19 +786,8 @@ def test_a_client_key_is_in_nothing_that_is_said(serve, tmp_path, clean_env, log
             assert not traces.found(ran), name
 
 
-# A new command, key or variable has to have its canary. What a key of the configuration is, or that
-# it has none.
+# A new command has to have its canary.
 
-KEYS = {"token", "password", "proxy", "client_key", "credentials"}
-# Words of names of secrets.
-_SECRET = re.compile(
-    r"token|secret|passw|credential|\bkey|_key|session|auth|proxy|identity_header", re.IGNORECASE
-)
-# Of the program's text: a code of errors, a status of an upload's session, examples, hosts.
-OTHERS = {
-    *("AUTH_ERROR", "SESSION_GONE", "MIRROR_PASSWORD"),
-    *("HTTP_PROXY", "AZURE_AUTHORITY_HOST"),
-}
 # An option in a command's help that takes no value: its meaning follows, or is on the next line.
 _WITHOUT_VALUE = re.compile(r"^  (?:-[a-z], )?(--?[a-z-]+)(?:  .*)?$", re.MULTILINE)
 
@@ -836,29 +802,3 @@ def test_each_command_and_each_option_that_changes_what_is_printed_has_canaries(
     options = {option for text in helped for option in _WITHOUT_VALUE.findall(text)}
     options -= {"--help", "-q", "-v", "--no-progress", *" ".join(COMMANDS).split()}
     assert options == {"--no-artifacts", "--sbom"}
-
-
-def test_each_secret_key_of_the_configuration_has_its_canary():
-    keys = {*names_of(run_regsync("schema").report)}
-    assert {name for name in keys if _SECRET.search(name)} - {"auth_type"} == KEYS
-
-
-def names_of(schema: Any) -> Iterator[str]:
-    """Give the names of all properties in a schema."""
-    if isinstance(schema, dict):
-        yield from (properties := schema.get("properties", {}))
-        for each in (*schema.values(), *properties.values()):
-            yield from names_of(each)
-    elif isinstance(schema, list):
-        for each in schema:
-            yield from names_of(each)
-
-
-async def test_each_variable_with_a_secret_has_its_canary(arranged):
-    text = "".join(path.read_text() for path in (ROOT / "_regsync").rglob("*.py"))
-    every = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", text))
-    scene, _ = arranged()
-    placed = {name[1:] for source in SOURCES.values() for name in source} | scene.env.keys()
-    names = {name for name in every if _SECRET.search(name)}
-    # aws.py names some without their beginning, in lower case.
-    assert {name for name in names if not any(name in each for each in placed)} == OTHERS

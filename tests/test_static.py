@@ -166,17 +166,6 @@ def test_a_change_builds_again_what_is_below_it_and_nothing_else(tmp_path, monke
     assert changed("recipes/openssl.sh") == set()
 
 
-def test_where_a_runtime_or_a_program_is_missing_nothing_is_done(tmp_path, capsys, monkeypatch):
-    assert build(tmp_path / "work", tmp_path / "dist") == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: no runtime of regsync-linux-{platform.machine()} is in ")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(runtime, "BUILD_MACHINE", platform.machine())
-    with pytest.raises(BuildError, match=r"install perl, make, readelf, tar, xz, .*cmake"):
-        runtime.build_runtime(sources.DEFAULT, "x86_64", tmp_path / "work", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_archive_is_taken_by_its_hash(tmp_path, monkeypatch):
     def unreachable(source: sources.Source, work: Path) -> None:
         raise BuildError("nobody answers")

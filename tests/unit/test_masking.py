@@ -72,8 +72,8 @@ def test_a_secret_is_found_where_something_like_it_ends() -> None:
     assert redact("secret-1secret-1secret-2", ["secret-1secret-2"]) == "secret-1***"
 
 
-@pytest.mark.parametrize("before", [*range(0, 60, 7), 16_370, 16_380, 65_530])
-@pytest.mark.parametrize("limit", [20, 60, 500, 5000])
+@pytest.mark.parametrize("before", [0, 14, 49, 16_370, 16_380, 65_530])
+@pytest.mark.parametrize("limit", [20, 60, 5000])
 def test_a_cut_leaves_no_part_of_a_secret(before: int, limit: int) -> None:
     """Wherever a secret stands, and however much of the text it is."""
     secret = "0123456789/abcdefghij+KLMNOPQRST" * 3
