@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -23,9 +24,9 @@ import pytest
 
 from conformance.images import Image, Seed
 from conformance.walks import fallback_lists
-from tests.costs import BYTES, costs
+from tests.costs import BYTES, asked, costs
 from tests.ends import Virtual, held, tags
-from tests.least import Costs, Repository, Terms, least
+from tests.least import Costs, Repository, Tally, Terms, least
 from tests.mirrors import SIGNATURE, Mirror
 from tests.thinning import seeds
 
@@ -503,6 +504,27 @@ async def test_a_layout_costs_its_registry_what_another_registry_would(mirror, t
     ran = await mirror.sync(mapping, registries={"source": {"url": layout}})
     assert (ran.status, ran.failed) == (0, []), ran.err
     costs(mirror.target, least([replace(wanted, before=[{}])], Terms()).targets[0])
+
+
+# The ruler itself.
+
+
+@pytest.mark.parametrize("as_budget", [False, True])
+async def test_less_is_allowed_by_a_budget_alone_and_more_by_none(mirror, monkeypatch, as_budget):
+    monkeypatch.setattr("tests.costs.as_budget", as_budget)
+    mirror.push("v1")
+    assert (await mirror.sync({"from": "app", "tags": tags("v1")})).status == 0
+    spent = asked(mirror.source)
+    less = Tally(spent.requests - Counter(["GET manifest"]), spent.bytes)
+    more = Tally(spent.requests + Counter(["GET tag_list"]), spent.bytes + 1)
+    costs(mirror.source, spent)
+    costs(mirror.source, less, {"GET manifest": 1})
+    costs(mirror.source, less, at_most={"GET manifest": 2})
+    with pytest.raises(AssertionError, match="1 GET manifest, not 0"):
+        costs(mirror.source, less)
+    refused = pytest.raises(AssertionError, match=r"0 GET tag_list, not 1; .* bytes, not")
+    with nullcontext() if as_budget else refused:
+        costs(mirror.source, more)
 
 
 # Random scenes.

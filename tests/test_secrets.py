@@ -39,6 +39,7 @@ from tests.canaries import (
     GAR,
     IMDS,
     SERVICES,
+    SOURCES,
     STORAGE,
     USER,
     VARIANTS,
@@ -786,8 +787,19 @@ def test_a_client_key_is_in_nothing_that_is_said(serve, tmp_path, clean_env, log
             assert not traces.found(ran), name
 
 
-# A new command has to have its canary.
+# A new command, key or variable has to have its canary. What a key of the configuration is, or that
+# it has none.
 
+KEYS = {"token", "password", "proxy", "client_key", "credentials"}
+# Words of names of secrets.
+_SECRET = re.compile(
+    r"token|secret|passw|credential|\bkey|_key|session|auth|proxy|identity_header", re.IGNORECASE
+)
+# Of the program's text: a code of errors, a status of an upload's session, examples, hosts.
+OTHERS = {
+    *("AUTH_ERROR", "SESSION_GONE", "MIRROR_PASSWORD"),
+    *("HTTP_PROXY", "AZURE_AUTHORITY_HOST"),
+}
 # An option in a command's help that takes no value: its meaning follows, or is on the next line.
 _WITHOUT_VALUE = re.compile(r"^  (?:-[a-z], )?(--?[a-z-]+)(?:  .*)?$", re.MULTILINE)
 
@@ -802,3 +814,29 @@ def test_each_command_and_each_option_that_changes_what_is_printed_has_canaries(
     options = {option for text in helped for option in _WITHOUT_VALUE.findall(text)}
     options -= {"--help", "-q", "-v", "--no-progress", *" ".join(COMMANDS).split()}
     assert options == {"--no-artifacts", "--sbom"}
+
+
+def test_each_secret_key_of_the_configuration_has_its_canary():
+    keys = {*names_of(run_regsync("schema").report)}
+    assert {name for name in keys if _SECRET.search(name)} - {"auth_type"} == KEYS
+
+
+def names_of(schema: Any) -> Iterator[str]:
+    """Give the names of all properties in a schema."""
+    if isinstance(schema, dict):
+        yield from (properties := schema.get("properties", {}))
+        for each in (*schema.values(), *properties.values()):
+            yield from names_of(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from names_of(each)
+
+
+async def test_each_variable_with_a_secret_has_its_canary(arranged):
+    text = "".join(path.read_text() for path in (ROOT / "_regsync").rglob("*.py"))
+    every = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", text))
+    scene, _ = arranged()
+    placed = {name[1:] for source in SOURCES.values() for name in source} | scene.env.keys()
+    names = {name for name in every if _SECRET.search(name)}
+    # aws.py names some without their beginning, in lower case.
+    assert {name for name in names if not any(name in each for each in placed)} == OTHERS
