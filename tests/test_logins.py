@@ -527,7 +527,12 @@ class Zot(BasicAuth):
 @pytest.mark.provokes("credential_unasked")
 @pytest.mark.parametrize(
     ("end", "repository", "asks"),
-    [("source", "there", True), ("source", "new", False), ("target", "there", False)],
+    [
+        ("source", "there", True),
+        ("source", "new", False),
+        ("target", "there", True),
+        ("target", "new", False),
+    ],
 )
 async def test_a_wrong_password_is_found_where_anybody_may_read(checked, end, repository, asks):
     auth = Zot({USER: "another"}, anonymous_pull=True)

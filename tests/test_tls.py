@@ -393,28 +393,31 @@ REPEATS = (
 ).encode()
 
 
-def failing(error: OSError) -> Any:
-    """Return a handshake that fails."""
+NO_TLS = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+# As of a proxy that looks into TLS.
+UNKNOWN = ssl.SSLCertVerificationError(1, "certificate verify failed")
+UNKNOWN.verify_code, UNKNOWN.verify_message = 20, "unable to get local issuer certificate"
 
+
+@pytest.mark.parametrize(
+    ("answer", "error", "ending", "remedy"),
+    [
+        (FORBIDDEN, None, "(403)", "HTTPS_PROXY"),
+        (REPEATS, None, "(407)", "accept Basic"),
+        (OPEN, NO_TLS, "protocol (waited for 15s)", "plain HTTP"),
+        (OPEN, UNKNOWN, f": {NAME} is not trusted: {UNKNOWN.verify_message}", "`ca_file`"),
+    ],
+    ids=["403", "repeats-the-login", "leads-nowhere", "unknown-authority"],
+)
+async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
+    world, outside, answer, error, ending, remedy
+):
     async def fail(*_: object) -> None:
         await anyio.lowlevel.checkpoint()
         raise error
 
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("answer", "ending", "remedy"),
-    [
-        pytest.param(REPEATS, "(407)", "accept Basic", id="repeats-the-login"),
-        pytest.param(OPEN, "protocol (waited for 15s)", "plain HTTP", id="tunnel-leads-nowhere"),
-    ],
-)
-async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
-    world, outside, answer, ending, remedy
-):
     Proxy(world, answer=answer)
-    world.start_tls = failing(ssl.SSLEOFError(8, "EOF occurred in violation of protocol"))
+    world.start_tls = fail
     ran = await outside.copy(env={"HTTPS_PROXY": f"http://{GATE}:{QUOTED}@proxy.test:3128"})
     assert ran.status == 2
     lines = ran.err.splitlines()
@@ -433,16 +436,3 @@ async def test_no_proxy_is_no_remedy_where_the_configuration_names_the_proxy(wor
     ran = await outside.copy(proxy="http://proxy.test:3128")
     assert "proxy in" in ran.err
     assert "NO_PROXY" not in ran.err
-
-
-async def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(world, outside):
-    """As of a proxy that looks into TLS."""
-
-    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_code, error.verify_message = 20, "unable to get local issuer certificate"
-    Proxy(world)
-    world.start_tls = failing(error)
-    ran = await outside.copy(env={"HTTPS_PROXY": "proxy.test:3128"})
-    assert ran.status == 2
-    assert f"the proxy http://proxy.test:3128: {NAME} " in ran.err
-    assert "`ca_file`" in ran.err
