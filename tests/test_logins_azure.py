@@ -331,8 +331,6 @@ FAILURES: list[tuple[Callable[[InAzure], None] | None, Change, int, list[str]]] 
     (None, lambda m: None, 0, ["no Azure identity for name.azurecr.io", *PLACES, *POD]),
     (by_secret, lambda m: m.unset("AZURE_CLIENT_ID"), 0,
         ["AZURE_CLIENT_SECRET is set without AZURE_CLIENT_ID (", *POD]),
-    (by_file, lambda m: m.unset("AZURE_TENANT_ID"), 0,
-        ["AZURE_FEDERATED_TOKEN_FILE is set without AZURE_TENANT_ID (", *POD]),
     (by_service, lambda m: m.unset("IDENTITY_HEADER"), 0,
         ["IDENTITY_ENDPOINT is set without IDENTITY_HEADER (", *POD]),
     (by_file, lambda m: m.write("token", "\n"), 0,
@@ -345,8 +343,6 @@ FAILURES: list[tuple[Callable[[InAzure], None] | None, Change, int, list[str]]] 
     (by_command_line, becoming(refresh_tokens=set()), 1,
         ["invalid_grant: AADSTS700082: The refresh", "run `az login` again as a user"]),
     (by_command_line, lambda m: m.write(CACHE, ""), 0, NO_SESSION),
-    (by_command_line, lambda m: m.write(CACHE, "[]"), 0, NO_SESSION),
-    (by_command_line, lambda m: m.write(CACHE, "\xff"), 0, NO_SESSION),
     (by_command_line, lambda m: m.write(CACHE, '{"Account": {"a": 5}}'), 0, NO_SESSION),
 ]  # fmt: skip
 
@@ -381,18 +377,8 @@ async def test_of_a_refusal_its_first_line_is_told_without_secrets(machine, said
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"access_token": 5}', b"[" * 9999], ids=["none", "list", "5", "deep"]
-)
-async def test_an_answer_without_a_token_is_an_error(machine, body):
-    by_secret(machine)
-    answer_first(machine.directory, *[Response(200, [], body)] * 3)
-    assert "status 200: no usable answer" in await machine.told()
-
-
-@pytest.mark.parametrize("status", [429, 500])
-@pytest.mark.parametrize(
-    ("where", "path"),
-    [("directory", f"/{TENANT}/oauth2/v2.0/token"), ("provider", "/oauth2/exchange")],
+    ("where", "path", "status"),
+    [("directory", f"/{TENANT}/oauth2/v2.0/token", 500), ("provider", "/oauth2/exchange", 429)],
 )
 async def test_who_is_not_well_is_asked_again_when_it_says(machine, where, path, status):
     by_secret(machine)
@@ -484,16 +470,6 @@ async def test_the_metadata_service_has_a_second_to_be_there_and_longer_to_give(
     assert machine.ran.seconds == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-async def test_another_clouds_metadata_service_is_none(machine, status):
-    machine.exchange.anonymous = True
-    other = Directory(CLOUDS["io"])
-    other.intercept = lambda request: Response(status)
-    machine.answer(other, IMDS, scheme="http")
-    assert (await machine.check(machine.host, auth_type=None))["source"] is None
-    assert len(other.journal.entries) == 1
-
-
 @pytest.mark.parametrize("is_probe", [False, True])
 async def test_a_metadata_service_that_does_not_work_is_an_error(machine, is_probe):
     by_machine(machine)
@@ -506,19 +482,24 @@ async def test_a_metadata_service_that_does_not_work_is_an_error(machine, is_pro
     assert f"the metadata service {IMDS}: status 503" in told
 
 
-@pytest.mark.parametrize("identity", ["no service", "none", "refused by the registry"])
+@pytest.mark.parametrize(
+    "identity", ["no service", "401", "403", "404", "none", "refused by the registry"]
+)
 async def test_what_anybody_may_pull_needs_no_identity(machine, identity):
     """The machine's identity may be another tenant's; nothing else is asked, and it is no error."""
     machine.exchange.anonymous = True
     is_refused = identity == "refused by the registry"
     if identity != "no service":
         machine.answer(machine.directory, IMDS, scheme="http")
+    if identity.isdigit():  # of another cloud's service
+        answer_first(machine.directory, Response(int(identity)))
     if is_refused:
         machine.directory.identities.append(Identity(client_id="m", managed="system"))
         machine.exchange.tenants = STRANGERS
     assert (await machine.check(machine.host, auth_type=None))["source"] is None
     assert (machine.exchange.exchanges, machine.exchange.requests) == (is_refused, 1)
     assert {each.place for each in machine.heard} <= {METADATA}
+    assert not identity.isdigit() or len(machine.directory.journal.entries) == 1
 
 
 async def test_a_machine_without_an_identity_leaves_it_to_the_command_line(machine):

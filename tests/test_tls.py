@@ -218,20 +218,6 @@ def test_what_podman_trusts_and_shows_needs_no_configuration(scene):
     assert scene.copy(server, ca_file=scene.ca_file, **alice).status == 0
 
 
-@pytest.mark.process
-@pytest.mark.in_process
-def test_what_is_wrong_with_the_directory_is_told_before_any_request(scene):
-    server = scene.registry()
-    directory = scene.certs_d(server, scene.client("alice"))
-    (directory / "client.key").unlink()
-    ran = scene.copy(server)
-    assert ran.status == 3
-    failed, hint = ran.err.splitlines()
-    assert failed.endswith(f": {directory}/client.key does not exist")
-    assert "name another file" in hint
-    assert server.journal.entries == []
-
-
 async def test_plain_http_looks_for_no_directory(world, clean_env):
     source, target = world.registry("source.test"), world.registry("target.test")
     Seed(1).image().load_into(source.app, "app", tag="v1")
@@ -399,40 +385,40 @@ async def test_no_proxy_means_no_byte_to_the_proxy(world, outside):
     assert f"connecting to https://{NAME}\n" in ran.err
 
 
-NASTY = b"\x1b[31m<h1>\x07pr%xy c4nary</h1>"
-LENGTH = b"Content-Length: %d\r\n\r\n" % len(NASTY)
+FORBIDDEN = b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"
+REPEATS = (
+    "HTTP/1.1 407 No\r\n"
+    f'Proxy-Authenticate: {basic(GATE, GATE_SECRET)} realm="\x1b[31m{GATE_SECRET}", NTLM\r\n'
+    f"Content-Length: {len(GATE_SECRET)}\r\n\r\n{GATE_SECRET}"
+).encode()
 
 
-def failing(error: OSError) -> Any:
-    """Return a handshake that fails."""
+NO_TLS = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+# As of a proxy that looks into TLS.
+UNKNOWN = ssl.SSLCertVerificationError(1, "certificate verify failed")
+UNKNOWN.verify_code, UNKNOWN.verify_message = 20, "unable to get local issuer certificate"
 
+
+@pytest.mark.parametrize(
+    ("answer", "error", "ending", "remedy"),
+    [
+        (FORBIDDEN, None, "(403)", "HTTPS_PROXY"),
+        (REPEATS, None, "(407)", "accept Basic"),
+        (OPEN + b"\x1b[31m" + GATE_SECRET.encode(), None, "was used", None),
+        (OPEN, NO_TLS, "protocol (waited for 15s)", "plain HTTP"),
+        (OPEN, UNKNOWN, f": {NAME} is not trusted: {UNKNOWN.verify_message}", "`ca_file`"),
+    ],
+    ids=["403", "repeats-the-login", "out-of-turn", "leads-nowhere", "unknown-authority"],
+)
+async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
+    world, outside, answer, error, ending, remedy
+):
     async def fail(*_: object) -> None:
         await anyio.lowlevel.checkpoint()
         raise error
 
-    return fail
-
-
-def challenge(value: str) -> bytes:
-    return f"HTTP/1.1 407 No\r\nProxy-Authenticate: {value}\r\n".encode() + LENGTH + NASTY
-
-
-@pytest.mark.parametrize(
-    ("answer", "ending", "remedy"),
-    [
-        pytest.param(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY, "(403)", "HTTPS_PROXY", id="403"),
-        pytest.param(challenge(f'{basic(GATE, GATE_SECRET)} realm="\x1b[31mx", NTLM'),
-            "(407)", "accept Basic", id="repeats-the-login"),
-        pytest.param(challenge(f"{GATE_SECRET} realm=x"), "(407)", "accept Basic", id="repeats-the-password"),
-        pytest.param(OPEN + NASTY, "was used", None, id="speaks-out-of-turn"),
-        pytest.param(OPEN, "in violation of protocol (waited for 15s)", "plain HTTP", id="tunnel-leads-nowhere"),
-    ],
-)  # fmt: skip
-async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
-    world, outside, answer, ending, remedy
-):
     Proxy(world, answer=answer)
-    world.start_tls = failing(ssl.SSLEOFError(8, "EOF occurred in violation of protocol"))
+    world.start_tls = fail
     ran = await outside.copy(env={"HTTPS_PROXY": f"http://{GATE}:{QUOTED}@proxy.test:3128"})
     assert ran.status == 2
     lines = ran.err.splitlines()
@@ -447,30 +433,7 @@ async def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
 
 
 async def test_no_proxy_is_no_remedy_where_the_configuration_names_the_proxy(world, outside):
-    Proxy(world, answer=b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY)
+    Proxy(world, answer=FORBIDDEN)
     ran = await outside.copy(proxy="http://proxy.test:3128")
     assert "proxy in" in ran.err
     assert "NO_PROXY" not in ran.err
-
-
-async def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(world, outside):
-    """As of a proxy that looks into TLS."""
-
-    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_code, error.verify_message = 20, "unable to get local issuer certificate"
-    Proxy(world)
-    world.start_tls = failing(error)
-    ran = await outside.copy(env={"HTTPS_PROXY": "proxy.test:3128"})
-    assert ran.status == 2
-    assert f"the proxy http://proxy.test:3128: {NAME} " in ran.err
-    assert "`ca_file`" in ran.err
-
-
-@pytest.mark.parametrize("by", ["HTTPS_PROXY", "https_proxy", "proxy in the configuration"])
-async def test_a_proxy_with_tls_of_its_own_is_one_error_with_its_remedy(outside, by):
-    url = f"https://{GATE}:{QUOTED}@proxy.test:3128"
-    ran = await (outside.copy(proxy=url) if "proxy in" in by else outside.copy(env={by: url}))
-    assert ran.status == 3
-    assert f"{by}: proxy scheme 'https' is not supported" in ran.err
-    assert "write http://HOST:PORT; through it the connection to a registry is TLS all" in ran.err
-    assert outside.source.journal.entries == []

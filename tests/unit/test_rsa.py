@@ -79,7 +79,6 @@ PASSWORD = ["-passout", "pass:x"]
 # A text, or how `openssl` makes one of the key.
 USELESS = {
     "text": ("secret-secret", "does not parse"),
-    "no end": ("\n".join(LINES[:-1]), "does not parse"),
     "cut": ("\n".join(LINES[:10] + LINES[-1:]), "does not parse"),
     "no base64": ("\n".join([*LINES[:2], "-", *LINES[2:]]), "does not parse"),
     "public": (["rsa", "-pubout"], "does not parse"),

@@ -416,16 +416,3 @@ def test_an_empty_directory_ends_the_search_and_what_cannot_be_listed_does_not(f
     assert find("r.example", 443, is_at_home=False) == [f"{DOCKER}/a.crt"]
     (tmp_path / USER).mkdir(parents=True)
     assert find("r.example", 443) == []
-
-
-@pytest.mark.parametrize(("authority", "looks"), [("r.example", 6), ("r.example:5000", 3)])
-def test_looking_costs_six_failed_listings_at_most(authority, looks, find, monkeypatch):
-    listed = []
-
-    def listdir(path):
-        listed.append(path)
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "listdir", listdir)
-    assert find(authority, 443 if looks == 6 else 5000) == []
-    assert len(listed) == looks
