@@ -208,6 +208,26 @@ async def test_a_session_that_cannot_be_cancelled_changes_nothing(copies, status
     copies.target.journal.matching("DELETE").exactly(1)
 
 
+async def test_requests_whose_token_ends_in_the_middle_share_one_renewal(world, tmp_path):
+    service = TokenService({"captain": "secret"}, anonymous=False, now=anyio.current_time)
+    copies = CopyMirror(world, tmp_path, of={"source": {"auth": service}})
+    image = copies.push("v1", copies.seed.image(sizes=(700_000, 800_000)))
+    revoked = list[str]()
+
+    def revoke(request: Request) -> None:
+        if request.kind == "blob" and not revoked:
+            revoked.append(request.reference)
+            service.revoke()
+
+    copies.source.app.intercept = revoke
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
+    source = {"source": {"url": copies.source.url, **login}}
+    ran = await copies.sync(*v1_of("app"), registries=source)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(copies.target, "app", image)
+    assert (len(revoked), service.requests) == (1, 2)
+
+
 async def test_a_private_repository_spoils_no_anonymous_token_of_the_public_ones(world, tmp_path):
     """A token service may answer 401 to the whole request where one scope of it needs a login."""
     service = TokenService(now=anyio.current_time)
