@@ -92,66 +92,6 @@ async def test_content_of_each_shape_arrives_byte_for_byte_and_costs_its_lower_b
     assert copies.target.app.tags("app") == copies.source.app.tags("app")
 
 
-# A word of the line that says why: of the shape itself, else of all that are found in its way. The
-# lines themselves are in test_oci.py.
-SAID = {
-    "schema-1": "schema 1",
-    "schema-1-signed": "schema 1",
-    "schema-1-as-json": "schema 1",
-    "schema-1-child": "schema 1",
-    "manifest-and-index": "CVE-2021-41190",
-    "index-as-manifest": "fields",
-    "manifest-as-index": "fields",
-    "other-content-type": "different types",
-    "other-child-type": "different types",
-    "child-of-other-kind": "different types",
-    "other-inner-type": "different types",
-    "empty-manifest": "no body",
-    "cut-manifest": "not JSON",
-    "json-list": "object",
-    "html": "502 Bad",
-    "byte-order-mark": "BOM",
-    "utf-16": "0xff",
-    "broken-utf-8": "0xff",
-    "keys-twice": "'layers' twice",
-    "not-a-number": "NaN",
-    "two-documents": "Extra data",
-    "deep-json": "deeper",
-    "above-4-mib": "4194304",
-    "nested-5-deep": "more than 4",
-    "20000-layers": "10000",
-    "no-config": "fields",
-    "layers-object": "'layers'",
-    "layer-text": "layers[0]:",
-    "no-media-type": "layers[0]: ''",
-    "media-type-newline": "media type",
-    "digest-newline": "digest",
-    "null-layer": "layers[2]:",
-    "size-of-5000-digits": "4300 digits",
-    "media-type-header": "layers[0]: 'a/b  X-Evil: 1'",
-    "md5-digest": "md5",
-    "blake3-digest": "blake3",
-    "no-digest": "layers[0]: ''",
-    "short-digest": "'sha256:ab12'",
-    "upper-digest": "digest",
-    "path-digest": "'sha256:../../../../etc/passwd'",
-    "odd-subject": "subject:",
-    "odd-platform": "manifests[1]: 'platform'",
-    "two-sizes": "two sizes",
-    "other-layer": "its digest",
-    "other-config": "its digest",
-    "layer-in-index": "its digest",
-    "other-child": "the index",
-    "same-size-child": "asked for",
-    "child-size": "the index",
-    "lost-layer": "BLOB_UNKNOWN",
-    "lost-config": "BLOB_UNKNOWN",
-    "lost-urls-layer": "BLOB_UNKNOWN",
-    "lost-child": "MANIFEST_UNKNOWN",
-}
-SAID_ELSE = {"document": "a size", "content": "its descriptor", "target": "MANIFEST_INVALID"}
-
-
 # The strict registry refuses these too; what does not agree with its descriptor is read twice.
 @pytest.mark.provokes("manifest_refused", "manifest_fetched_twice", "blob_pulled_twice")
 @pytest.mark.parametrize("name", REFUSED)
@@ -161,8 +101,8 @@ async def test_content_that_must_not_be_copied_is_refused_and_the_tag_stays(copi
     before = copies.seed.image().load_into(copies.target.app, name, "v1")
     ran = await copies.copy(f"{name}:v1")
     assert ran.status == 2
-    assert SAID.get(name, SAID_ELSE[shape.found]) in only(ran.failed)
     assert f"source.test/{name}:v1" in only(ran.failed)
+    # What the line says of each is in test_oci.py.
     side = "SOURCE" if name.startswith("lost-") else "CONTENT"
     code = "TARGET_ERROR" if shape.found == "target" else f"{side}_ERROR"
     assert only(ran.images)["error"]["code"] == code
@@ -194,19 +134,6 @@ async def test_embedded_data_that_is_something_else_is_fetched(copies):
     await copies.copy()
     copies.source.journal.matching("GET", "blob", reference=config["digest"]).exactly(1)
     assert copies.target.app.blob("app", config["digest"]) == plain.blobs[config["digest"]]
-
-
-async def test_one_digest_has_one_size_in_all_of_an_index(copies):
-    one, two = copies.seed.image(), copies.seed.image(architecture="arm64")
-    layer = one.document["layers"][0]
-    layers = [*two.document["layers"], {**layer, "size": layer["size"] + 1}]
-    longer = two.with_manifest(encode({**two.document, "layers": layers}), two.media_type)
-    copies.push("v1", copies.seed.index([one, longer]))
-    ran = await copies.copy()
-    assert ran.status == 2
-    sizes = f"{layer['size']} and {layer['size'] + 1} bytes"
-    assert f"{layer['digest']} has two sizes in the image: {sizes}" in only(ran.failed)
-    copies.target.journal.matching("PUT").none()
 
 
 @pytest.mark.slow
@@ -530,14 +457,6 @@ async def test_a_literal_tag_needs_no_listing_and_one_that_is_missing_fails_alon
     assert (lost["code"], lost["side"]) == ("SOURCE_ERROR", "source")
     assert "source.test/app:v2" in only(ran.failed)
     assert copies.target.app.tags("app").keys() == {"v1"}
-
-
-async def test_mappings_of_one_source_share_its_listing_its_tags_and_its_blobs(copies):
-    copies.push("v1")
-    ran = await copies.sync(*({"from": "app", "to": to, "tags": tags("v*")} for to in "ab"))
-    assert ran.statuses() == ["synced", "synced"]
-    assert asked(copies.source) == {"GET tag_list": 1, "GET manifest": 1, "GET blob": 3}
-    assert ran.totals["layers"]["mounted"] == 3
 
 
 @pytest.mark.slow

@@ -128,20 +128,6 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(world):
 # Who goes first.
 
 
-async def test_only_the_first_request_to_a_host_goes_alone(world):
-    """Rule 1: the others wait for its outcome, and then go together."""
-    source = world.registry("source.test", down=Link(latency=1.0))
-    names = [f"team/app{number}" for number in range(20)]
-    for name in names:
-        Seed(1).image().load_into(source.app, name, "v1")
-    ends = {"source": source, "target": world.registry("target.test")}
-    ran = await world.sync(ends, *({"from": name, "tags": tags("v1")} for name in names))
-    assert (ran.status, ran.statuses()) == (0, ["synced"] * 20)
-    first, second, *others = (each.time for each in source.journal.matching(kind="manifest"))
-    assert second >= first + 1.0  # over the same connection, when it has its answer
-    assert max(others[:3]) < second + 1.1  # over connections of their own
-
-
 async def test_the_first_upload_start_of_a_repository_is_alone(mirror):
     """Where a first upload makes the repository, another that comes at the same time may be refused."""
     images = [
@@ -255,25 +241,6 @@ def sent(place) -> Counter[str]:
     return Counter(
         each.query["digest"] for each in place.journal.matching("PUT", "upload", status=201)
     )
-
-
-@pytest.mark.provokes("source_written")
-@pytest.mark.parametrize(("permits", "slots"), [(2, 1), (2, 50), (3, 2), (5, 50)])
-async def test_opposite_mappings_between_two_hosts_end(mirror, permits, slots):
-    one, two = mirror.source, mirror.target
-    base = mirror.seed.layer(LARGE)
-    for number in range(4):
-        for place, name in ((one, "a"), (two, "b")):
-            image = mirror.seed.image(layers=[base, mirror.seed.layer(LARGE)])
-            image.load_into(place.app, f"{name}-{number}", "v1")
-    there = [{"from": f"a-{each}", "tags": tags("v1"), "targets": ["target"]} for each in range(4)]
-    back = [
-        {"from": f"b-{each}", "tags": tags("v1"), "source": "target", "targets": ["source"]}
-        for each in range(4)
-    ]
-    ran = await mirror.sync(*there, *back, **fewest(permits, slots, source=one, target=two))
-    assert (ran.status, ran.statuses()) == (0, ["synced"] * 8)
-    assert max(sent(one).values()) == max(sent(two).values()) == 1
 
 
 @pytest.mark.provokes("source_written")
@@ -391,36 +358,6 @@ async def test_pauses_double_between_server_errors(mirror):
     pauses = mirror.source.journal.matching(kind="manifest").gaps()
     assert [round(gap, 1) for gap in pauses] == [0.5, 1.0, 2.0, 4.0]
     assert only(ran.images)["error"]["retries"] == 4
-
-
-@pytest.mark.parametrize("chance", [0.0])
-async def test_a_dead_line_is_noticed_by_the_connect_time_out(world):
-    source, target = world.registry("source.test"), world.registry("target.test")
-    source.fail("silent")
-    ran = await world.copy(source, target)
-    assert ran.status != 0
-    assert "no connection to source.test within 10 s" in ran.err
-    assert "waited for 15s" in ran.err
-    assert ran.seconds == pytest.approx(15.0, abs=0.1), "the first contact is a part of it"
-
-
-@pytest.mark.parametrize(("seconds", "asks"), [(63.5, 0), (64.5, 1)], ids=["in time", "late"])
-async def test_the_answer_to_a_body_is_waited_for_by_its_size_then_the_blob_is_asked_for(
-    mirror, seconds, asks
-):
-    """4 MiB give the registry 4 s more than a minute. An answer that is late is not needed: the blob has
-    arrived.
-    """
-    image = mirror.push("v1", mirror.seed.image(sizes=(4 << 20,)))
-    digest = largest(image)
-    puts = mirror.target.app.faults.on("PUT", "upload", query={"digest": digest})
-    puts.first().delay(seconds, at="answer")
-    ran = await mirror.sync(ALL)
-    assert (ran.status, ran.err) == (0, "")
-    assert held(mirror.target, "app", image)
-    assert mirror.target.journal.count("HEAD", "blob", reference=digest, status=200) == asks
-    assert mirror.target.journal.count("PUT", "upload") == len(image.blobs)
-    assert ran.seconds == pytest.approx(min(seconds, 64), abs=0.1)
 
 
 async def test_slow_bandwidth_is_not_a_stall(world):

@@ -286,13 +286,6 @@ async def test_bytes_that_came_before_a_reset_are_read(lacks):
     await response.close()
 
 
-@pytest.mark.parametrize("coding", ["gzip", "zstd", "Identity"])
-async def test_the_label_of_a_coding_changes_no_byte(coding):
-    for status in (200, 206, 404):
-        data = answer(b"abc", f"Content-Encoding: {coding}", status=status)
-        assert (await alone(data)).body == b"abc"
-
-
 # Answers that hide another one, or cost more than they should.
 
 
@@ -446,15 +439,6 @@ async def test_an_answer_within_its_time_is_read_and_the_beginning_of_an_error_i
     async with watched(pool_of(Wire(answer(b"ab", status=404)[:-1]))) as pool:
         assert (await ask(pool)).status == 404
     assert anyio.current_time() - began == 60
-
-
-async def test_a_body_that_comes_at_one_kib_a_second_is_read_however_long_it_takes():
-    body = b"x" * (1024 * 1200)
-    wire = Wire(answer(body)[: -len(body)], *[Pause(30), body[: 30 * 1024]] * 40)
-    began = anyio.current_time()
-    async with watched(pool_of(wire)) as pool:
-        assert len((await ask(pool, limit=10**7)).body) == len(body)
-    assert anyio.current_time() - began == 1200.0
 
 
 async def test_nobody_pays_for_the_other_end_of_a_body():
@@ -639,16 +623,6 @@ async def test_a_session_that_a_repeated_body_finds_gone_says_nothing_of_the_bod
 
 def refuse():
     raise LoginExpired("refused meanwhile")
-
-
-async def test_what_is_out_of_date_after_a_dial_is_not_sent_and_its_connection_kept():
-    wire = Wire(answers=((answer(),),))
-    pool = pool_of(wire)
-    with pytest.raises(LoginExpired):
-        await pool.exchange(ORIGIN, GET, check_may_send=refuse)
-    assert (wire.requests, wire.is_closed) == ([], False)
-    await ask(pool)
-    assert len(wire.requests) == 1
 
 
 async def test_what_is_out_of_date_when_its_connection_was_lost_is_not_sent_again():
