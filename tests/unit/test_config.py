@@ -635,7 +635,8 @@ def test_an_address_and_the_name_that_reports_have_for_it(
 
 BAD_URLS = ["", "https://", "a.example/", "a.example/v2", "a.example?x", "ftp://a.example", "a..b", "-a",
             "a_b", "a:", "a:0", "a:65536", "a:b", "::1", "[::1", "[::g]", "[1.2.3.4]", "a b", "//a",
-            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example"]  # fmt: skip
+            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example",
+            "[fe80::1%eth0]", "a:٣", "https://http://a"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BAD_URLS)
