@@ -112,6 +112,7 @@ PROXY = "proxy: '%s'"
     ("field", "written", "shown"),
     [
         (BASIC, "${PW}", "password: '***'"),
+        (BASIC, "abc", "password: '***'"),
         (TOKEN, "abc", "token: '***'"),
         (PROXY, "http://u:${PW}@p.x:1", "proxy: '***'"),
         (PROXY, "http://p.x:1", "proxy: 'http://p.x:1'"),
