@@ -273,25 +273,6 @@ async def test_a_blob_for_which_there_is_no_room_costs_no_byte(mirror, room):
     check_layout(mirror.disk)
 
 
-async def test_blobs_under_way_keep_their_room(world, tmp_path, room):
-    """The later one fails at once, where it would have filled the disk for all."""
-    mirror = DiskMirror(slow_source(world), tmp_path)
-    shared = mirror.seed.blob(300_000)
-    for number in range(3):
-        mirror.push(f"v{number}", mirror.seed.image(layers=[shared, mirror.seed.blob(300_000)]))
-    ran = await mirror.outside(ALL)
-    assert sorted(ran.statuses()) == ["failed", "synced", "synced"]
-    message = only(errors(ran))["message"]
-    assert "for blobs under way" in message
-    assert "1.0 MB are free" in message
-    assert len(names_of(mirror.disk)) == 2
-    assert mirror.source.journal.count("GET", "blob") == 3 + 3, "configs, and all layers but one"
-    assert room.least > 0
-    check_layout(mirror.disk)
-    room.size = 2_000_000
-    assert sorted((await mirror.outside(ALL)).statuses()) == ["skipped", "skipped", "synced"]
-
-
 async def test_a_blob_that_fails_gives_its_room_back_and_one_that_is_there_needs_none(mirror, room):
     lost, whole = push(mirror, "v1", 700_000), push(mirror, "v2", 500_000)
     faults = mirror.source.app.faults
