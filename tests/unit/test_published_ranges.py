@@ -4,8 +4,8 @@ differs.
 The facts (range, versions, answer) are those of node-semver 7.8.5, `test/fixtures/range-include.js`
 and `range-exclude.js`, and of Masterminds/semver 3.4.0, `constraints_test.go`. Their ranges are
 written as this grammar wants them: with commas, and with `>=1,<=2` and `~1` in place of `1 - 2` and
-`~>1`. Of ranges that are equal then, or are read in the same way, one stands here. Examples of each
-way to differ stand in `DIFFERENT`, with the reason.
+`~>1`. Here stand those that a pre-release is held against, and the borders of the others, of which
+test_fuzz.py has a model. Examples of each way to differ stand in `DIFFERENT`, with the reason.
 """
 
 from __future__ import annotations
@@ -17,50 +17,25 @@ import pytest
 from _regsync.tags import Prerelease, admits, parse_range, parse_version
 
 EXCLUDE = """
->=1.0.0,<=2.0.0        takes 1.2.3                         not 2.2.3
 ^1.2.3+build           takes 1.2.3 1.3.0                   not 2.0.0 1.2.0
 >=1.2.3-pre+asdf,<=2.4.3-pre+asdf takes 1.2.3 1.2.3-pre.2 2.4.3-alpha
 >=1.2.3+asdf,<=2.4.3+asdf takes 1.2.3                      not 1.2.3-pre.2 2.4.3-alpha
-1.0.0                  takes 1.0.0                         not 1.0.1
->=*                    takes 0.2.4
 *                      takes 1.0.0 1.2.3 v1.2.3 1 4.5.6    not v1.2.3-foo 1.2.3-alpha.1
->=1.0.0                takes 1.0.0 1.0.1 1.1.0             not 0.0.0 0.0.1 0.1.0
->1.0.0                 takes 1.0.1 1.1.0                   not 0.0.1 0.1.0
-<=2.0.0                takes 2.0.0 1.9999.9999 0.2.9       not 3.0.0 2.9999.9999 2.2.9
-<2.0.0                 takes 1.9999.9999 0.2.9             not 2.9999.9999 2.2.9
-0.1.20||1.2.4          takes 1.2.4                         not 1.2.3
->=0.2.3||<0.0.1        takes 0.0.0 0.2.3 0.2.4             not 0.0.3 0.2.2
-*||*                   takes 1.3.4
-2.x.x                  takes 2.1.3                         not 1.1.3 3.1.3
 1.2.x||2.x             takes 2.1.3 1.2.3                   not 3.1.3 1.1.3
-x                      takes 1.2.3
-1.2.*                  takes 1.2.3                         not 1.3.3
-2                      takes 2.1.2 2.1.1                   not 1.1.2 1 3.4.5
-2.3                    takes 2.3.1                         not 2.4.1
 ~0.0.1                 takes 0.0.1 0.0.2                   not 0.1.0-alpha 0.1.0
-~x                     takes 0.0.9
-~2.4                   takes 2.4.0 2.4.5                   not 2.5.0 2.3.9
-~3.2.1                 takes 3.2.2                         not 3.3.2 3.2.0
-~1                     takes 1.2.3 1.2.4 1.3.5 1.4         not 0.2.3 2.2.3 2.3.4 2.1.1
-<1.2                   takes 1.1.1
 ~v0.5.4-pre            takes 0.5.5 0.5.4
 =0.7.x                 takes 0.7.2                         not 0.7.0-asdf 0.8.2
 <=0.7.x                takes 0.7.2 0.6.2                   not 0.7.0-asdf
 >=0.7.x                takes 0.7.2                         not 0.7.0-asdf 0.6.2
-~1.2.1,1.2.3,>=1.2.3   takes 1.2.3
 ^1.2.3                 takes 1.8.1 1.8.9                   not 1.2.3-pre 1.2.3-beta 2.0.0-alpha 1.2.2 2.8.9 1.2.1
-^0.1.2                 takes 0.1.2
-^0.1                   takes 0.1.2
 ^0.0.1                 takes 0.0.1                         not 0.0.2-alpha 0.0.2 0.3.1
 ^1.2                   takes 1.4.2 1.8.9                   not 1.2.0-pre 1.1.9 2.8.9
 ^1.2.3-alpha           takes 1.2.3-pre
 ^0.0.1-alpha           takes 0.0.1-beta 0.0.1
 ^x                     takes 1.2.3
->=x,<=1.x              takes 0.9.7
 <=7.x                  takes 7.9.9
 >1.2                                                       not 1.3.0-beta 1.2.8
 <=1.2.3                                                    not 1.2.3-beta
-<1                                                         not 1.0.0
 ~v0.5.4-beta                                               not 0.5.4-alpha
 <1.2.3                                                     not 1.2.3-beta
 ^1.0.0                                                     not 2.0.0-rc1
@@ -69,7 +44,6 @@ x                      takes 1.2.3
 >=1.0.0,<1.1.0-pre                                         not 1.1.0-pre
 !=4.1.0                takes 4.1.1                         not 4.1.0 5.1.0-alpha.1
 !=4.1                  takes 5.1.0                         not 4.1.0 4.1.1 5.1.0-alpha.1
->1.1                   takes 4.1.0                         not 1.1.0
 >0                     takes 1                             not 0 0.0.1-alpha 0.0.0-alpha
 >0.0.0-0               takes 0.0.0-alpha
 >1.2.3-alpha.1         takes 1.2.3-alpha.2
@@ -77,21 +51,17 @@ x                      takes 1.2.3
 >=0                    takes 0                             not 0.0.1-alpha 0.0.0-alpha
 >=0.0.0-0              takes 0.0.0-alpha 1.2.3
 <0                                                         not 0.0.0-alpha
-~0.2.3                 takes 0.2.5                         not 0.3.5
 ~1.2.3-beta.2          takes 1.2.3-beta.4                  not 1.3.4-beta.2
 ^1.2.0-alpha.2                                             not 1.2.0-alpha.1
 ^0.2.3                 takes 0.2.5                         not 0.5.6
 ^0.0                   takes 0.0.3                         not 0.1.4 1.0.4
 ^0                     takes 0.2.3                         not 1.1.4
 ^0.2.3-beta.2          takes 0.2.3-beta.4 0.2.3-beta.2     not 0.3.4-beta.2
-^0.0.0                                                     not 1.2.3
 !=4.x                  takes 5.1.0                         not 4.1.0
-<1.1.x                 takes 1.0.500                       not 1.2.1 1.1.500
 >=1.1,<2,!=1.2.3||>3   takes 4.1.2                         not 3.1.2 3.0.0 1.2.3
 >=1.0.0,<=2.0.0-beta,!=1.0.1-beta||>3                      not 1.0.1-beta
 ^1.x                   takes 1.1.1                         not 2.1.1 1.1.1-beta1
 ~*                     takes 2.1.1
-~1.x                   takes 1.3.5 1.4                     not 2.1.1
 ~1.1.1-beta            takes 1.1.1                         not 1.1.1-alpha
 """
 
