@@ -211,22 +211,6 @@ async def test_an_artifact_is_named_after_a_run_that_died_before_its_index_was_t
     assert index.read_bytes() == complete
 
 
-async def test_cosigns_tags_are_tags_of_their_own_repository(mirror):
-    image, signature = mirror.seed.image(), mirror.seed.image(sizes=(100,))
-    tag = image.top.replace(":", "-") + ".sig"
-    for name in ("a", "b"):
-        mirror.push("v1", image, name)
-        mirror.push(tag, signature, name)
-    mappings = [{"from": name, "tags": tags("v*")} for name in ("a", "b")]
-    await mirror.outside(*mappings)
-    wanted = {"v1": image.top, tag: signature.top}
-    assert names_of(mirror.disk) == {
-        f"{name}:{tag}": top for name in "ab" for tag, top in wanted.items()
-    }
-    await mirror.inside(*mappings)
-    assert mirror.target.app.tags("b") == wanted
-
-
 @pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
 async def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(mirror, damage):
     """It may refer to any image, and most images have nothing to do with it."""

@@ -477,7 +477,9 @@ async def test_what_a_new_index_names_stays_when_the_next_run_writes(seed, tmp_p
 # Errors of the disk.
 
 
-@pytest.mark.parametrize(("call", "trouble"), [("fsync", errno.EIO), ("replace", errno.ENOSPC)])
+@pytest.mark.parametrize(
+    ("call", "trouble"), [("fsync", errno.EIO), ("replace", errno.ENOSPC), ("replace", errno.EROFS)]
+)
 async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_written_after(
     seed, tmp_path, monkeypatch, call, trouble
 ):
@@ -495,6 +497,7 @@ async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_wri
         patch.setattr(os, call, fails)
         await layout.save()
     assert os.strerror(trouble) in str(layout.error)
+    assert trouble != errno.EROFS or "mount the device for writing" in str(layout.error.hint)
     assert (tmp_path / "disk" / "index.json").read_bytes() == before
 
     with pytest.raises(SyncError, match=os.strerror(trouble)):
