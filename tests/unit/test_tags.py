@@ -269,6 +269,12 @@ def test_a_glob_that_begins_as_a_referrer_tag_takes_referrer_tags(algorithm, end
     assert (unasked.kept, unasked.dropped) == (("1.0",), {tag: "referrer_tag"})
 
 
+def test_latest_alone_is_no_rule():
+    for rule in (TagRule(latest=3), TagRule(latest=3, semver_prerelease="only")):
+        with pytest.raises(ValueError, match="needs `sort`"):
+            select(LISTING, rule)
+
+
 def test_equal_versions_are_ordered_by_descending_code_points_and_a_tag_listed_twice_is_one():
     listing = ["1.2", "v1.2.0", "1.2", "1.2.0", "1.2.0_a"]
     assert select(listing, TagRule(sort="semver")).kept == ("v1.2.0", "1.2.0_a", "1.2.0", "1.2")
