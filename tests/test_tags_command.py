@@ -51,9 +51,7 @@ def list_tags(server: Server, *options: str, **more: str) -> Ran:
         ("--glob 1.* --glob edge --exclude *-rc* --exclude 1.0.*", "1.1.0 edge"),
         ("--semver <3 --semver-prerelease include --latest 2", "2.0.0 1.2.0-rc.1"),
         ("--sort alpha", "edge 2.0.0 1.2.0-rc.1 1.1.0 1.0.0"),
-        ("--sort=semver --latest=1", "2.0.0"),
         ("--semver 1.0 --min-tags 2", "2.0.0 1.0.0"),
-        ("--glob edge", "edge"),
         ("--glob sha256-*", SIGNATURE),
     ],
 )
@@ -209,12 +207,7 @@ async def test_a_reference_is_the_registry_that_it_names(
 
 @pytest.mark.parametrize(
     ("answer", "status", "code"),
-    [
-        (401, 4, "AUTH_ERROR"),
-        (403, 4, "AUTH_ERROR"),
-        (404, 2, "SOURCE_ERROR"),
-        (400, 2, "SOURCE_ERROR"),
-    ],
+    [(401, 4, "AUTH_ERROR"), (403, 4, "AUTH_ERROR"), (404, 2, "SOURCE_ERROR")],
 )
 def test_what_the_registry_refuses_is_one_line(
     source: Server, answer: int, status: int, code: str
@@ -228,16 +221,6 @@ def test_what_the_registry_refuses_is_one_line(
         assert f" {source.address}/app: " in first
         assert "\x1b" not in ran.out + ran.err
         assert ran.report["error"]["code"] == code if more else ran.out == ""
-
-
-def test_a_registry_that_is_not_there_is_a_network_error(source: Server) -> None:
-    ran = run_regsync("tags", "127.0.0.1:1/app")
-    assert ran.status == 2
-    warning, failure, *_ = ran.err.splitlines()
-    assert warning.startswith(
-        "warning: waiting for 127.0.0.1:1 (no connection to 127.0.0.1:1: connection refused), for "
-    )
-    assert failure.startswith("error: NETWORK_ERROR: ")
 
 
 def test_a_listing_that_is_no_listing_is_a_content_error(source: Server) -> None:

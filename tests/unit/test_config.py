@@ -6,7 +6,6 @@ test_expand.py has what an expanded configuration shows.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +32,7 @@ from _regsync.config import (
 from _regsync.errors import ConfigError
 from _regsync.oci import Platform
 from _regsync.tags import TagRule
-from tests.unit.configs import NAMES, SECTIONS, TREES, with_field
+from tests.unit.configs import NAMES, TREES
 
 REGISTRIES = """\
 registries:
@@ -152,9 +151,7 @@ def test_a_whole_registry_is_read_with_global_settings() -> None:
     [
         ("/var/x", "/var/x", "/var/x"),
         ("~/x", "/home/me/x", "/home/me/x"),
-        ("~", "/home/me", "/home/me"),
         ("x/y", "/etc/rs/x/y", None),
-        ("./x", "/etc/rs/./x", None),
     ],
 )
 def test_paths_are_relative_to_the_file(
@@ -165,15 +162,6 @@ def test_paths_are_relative_to_the_file(
     assert read(text).cache_dir == beside_a_file
     assert read(text, base_dir="").cache_dir == from_standard_input
     assert registry(f"url: a.example, ca_file: '{written}'").ca_file == beside_a_file
-
-
-def test_a_registry_never_shows_its_secrets() -> None:
-    basic = "url: a.example, auth_type: basic, credentials: {username: u, password: s3cret}"
-    assert "s3cret" not in repr(registry(f"{basic}, proxy: 'http://u:s3cret@p:1'"))
-    assert "s3cret" not in repr(registry("url: a.example, auth_type: static_token, token: s3cret"))
-    registries = f"registries: {{r: {{{basic}}}, q: {{url: q.example}}}}\n"
-    whole = read(f"{registries}mappings: [{{from: a, source: r, targets: q}}]")
-    assert "s3cret" not in f"{whole} {whole.mappings[0]!r} {whole.registries['r']}"
 
 
 @pytest.mark.parametrize("name", ["cloud_profile", "aws_profile"])
@@ -205,15 +193,8 @@ ENVIRONMENT = {"A": "one", "EMPTY": "", "TRICK": "${A} $$"}
     ("text", "expanded"),
     [
         ("x${A}y${A}", "xoneyone"),
-        ("${EMPTY}", ""),
         ("${EMPTY:-d}", "d"),
-        ("${A:-d}", "one"),
-        ("${NONE:-}", ""),
-        ("${NONE:-a:b-c?}", "a:b-c?"),
-        ("${A:?needed}", "one"),
-        ("$$", "$"),
         ("$$$${A}", "$${A}"),
-        ("$A $ a$", "$A $ a$"),
         ("${TRICK}", "${A} $$"),
     ],
 )
@@ -228,9 +209,7 @@ def test_a_variable_is_filled_in_once(text: str, expanded: str) -> None:
         ("${NONE:?ask the admin}", "NONE is not set: ask the admin"),
         ("${EMPTY:?}", "EMPTY is not set"),
         ("${A", "malformed"),
-        ("${A:+b}", "malformed"),
         ("${A:-${B}}", "malformed"),
-        ("${ A }", "malformed"),
     ],
 )
 def test_a_variable_without_a_value_or_form_is_placed_and_named(text: str, remedy: str) -> None:
@@ -338,30 +317,22 @@ def listed(body: str) -> str:
 
 
 MAPPING_PROBLEMS = [
-    ("tags: {glob: [~]}", "glob[0]: must be a single value, not empty"),
     ("tags: {semver: [~]}", "semver: must be a single value, not a list"),
     ("to: !!python/none x", "to: must be a single value, not something with a YAML tag of its own"),
     ("tags: {glob: []}", "glob: the list is empty: omit it to take every tag"),
-    ("tags: {glob: ''}", "must not be empty"),
     ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' is not a pattern: it may have *, ?,"),
     ("tags: {immutable_tags: '['}", "immutable_tags: "),
     ("tags: {semver: '>=1 <2'}", "join comparators with a comma"),
     ("tags: {semver_prerelease: maybe}", "'maybe' is not one of include, exclude, only"),
-    ("tags: {sort: date}", "'date' is not one of semver, alpha"),
     ("tags: {sort: alpha, latest: 0}", "latest: must be a whole number from 1"),
-    ("tags: {sort: alpha, latest: 1.20}", "latest: must be a whole number from 1"),
     ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
-    ("tags: {min_tags: -1}", "a whole number from 0"),
     ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
     ("tags: [v1]", "tags: must be a mapping, not a list: write `tags: {glob: ...}`"),
     ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
     ("platforms: [all]", "platforms[0]: 'all' is not a platform: omit the field"),
-    ("platforms: []", "platforms: the list is empty: omit it"),
     ("platforms: all", "platforms: must be a list, not text: omit it to copy all platforms"),
-    ("platforms: linux/amd64", "platforms: must be a list, not text"),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
     ("to: Team/App", "write a path in lower case"),
-    ("to: a:1.0", "without a host, tag or digest"),
     ("to: 'a/b@sha256:00'", "`regsync copy` copies a digest"),
     ("min_age: a week", "'a week' is not a duration"),
 ]  # fmt: skip
@@ -391,9 +362,7 @@ PROBLEMS = [
     (routed("from: a, to: b, source: tight, targets: tight"), "max_concurrent is 1: set it to 2"),
     (routed("from: a, to: b, source: tight, targets: loose"), "max_concurrent is 1: set it to 2"),
     # A registry.
-    (listed("url: a.example, head_first: 1"), "head_first: must be true or false"),
     (listed("head_first: true"), "registries.r.url: required"),
-    (listed("url: null"), "registries.r.url: required"),
     (listed("url: a.example, auth_type: kerberos"), "'kerberos' is not one of ecr,"),
     (listed("url: a.example, auth_type: basic"), "auth_type: basic needs `credentials`"),
     (listed("url: a.example, auth_type: static_token"), "auth_type: static_token needs `token`"),
@@ -406,23 +375,15 @@ PROBLEMS = [
     (listed("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p"),
         "aws_profile: is only valid with `auth_type: ecr`"),
     (listed("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p"), "the same field as `cloud_profile`"),
-    (listed("url: a.example, max_concurrent: 0"), "max_concurrent: must be a whole number from 1"),
     (listed("url: a.example, client_key: k"), "client_key: needs `client_cert`"),
     (listed("url: a.example, proxy: 'socks5://u:pw@h'"), "socks5"),
-    (listed("url: a.example, urll: b"), "unknown key: did you mean 'url'?"),
     # The document.
     ("registries: {}", "c.yaml:1:1: mappings: required"),
-    ("mappings: null", "c.yaml:1:1: mappings: required"),
     ("mappings: []\nmapings: []", "c.yaml:2:1: mapings: unknown key: did you mean 'mappings'?"),
-    ("x: 1\nmappings: []", "c.yaml:1:1: x: unknown key"),
     (f"{REGISTRIES}mappings: [{{{ROUTE}, x-a: 1}}]", "mappings[0].x-a: unknown key"),
     ("- a", "must be a mapping, not a list"),
     ("registries: {~: {url: a.x}}\nmappings: []", "c.yaml:1:14: registries.~: must be a name"),
-    ("registries: {'': {url: a.x}}\nmappings: []", "must be a name"),
-    (f"{GROUPS}{{g: []}}", "target_groups.g: the list is empty"),
-    (f"{GROUPS}{{g: one}}", "target_groups.g: must be a list"),
     (f"{GROUPS}{{g: [uno]}}", "target_groups.g[0]: no registry or group is named 'uno'"),
-    ("mappings: []\nglobal: {max_concurrent_transfers: 0}", "a whole number from 1"),
     ("mappings: []\nglobal: {cache_ttl: 12 h}", "is not a duration: write 0, seconds (90)"),
     ("mappings: []\nglobal: {staging_size_limit: 5 XB}", "is not a size: write 0"),
 ]  # fmt: skip
@@ -446,30 +407,6 @@ def test_a_wrong_field_hides_the_default_and_what_many_use_is_told_once() -> Non
     assert "nowhere" in found
     top = f"{REGISTRIES}defaults: {{source: one, targets: nope}}\n"
     assert len(problems(f"{top}mappings: [{{from: a}}, {{from: b}}]")) == 1
-
-
-def test_a_line_break_in_a_value_and_an_unset_variable_are_told_in_every_field_at_once() -> None:
-    text = json.dumps(with_field("registry", "url", "${HOST}")).replace('"x"', '"${PATH_}"')
-    found = problems(text, {"HOST": "a\u2028b"})
-    assert [line.split(": ", 2)[1] for line in found] == ["registries.c.url", "mappings[0].from"]
-    assert found[0].endswith("has a line break or another control character: remove it")
-    assert found[1].endswith("is not set: set it, or give a default")
-
-
-@pytest.mark.rule("R19")
-def test_no_message_repeats_a_secret() -> None:
-    text = """\
-registries:
-  a: {url: "https://u:S3CRET@a.example"}
-  b: {url: b.example, auth_type: static_token, token: "S3CRET S3CRET"}
-  c: {url: c.example, proxy: "socks5://u:S3CRET@h"}
-  d: {url: d.example, auth_type: basic, credentials: {username: "u:v", password: "S3CRET\\n"}}
-  e: {url: "${URL}", proxy: "${URL}"}
-mappings: []
-"""
-    found = problems(text, {"URL": "http://u:S3CRET@e.example/path"})
-    assert len(found) >= 6
-    assert "S3CRET" not in "".join(found)
 
 
 # Warnings.
@@ -504,7 +441,6 @@ def test_credentials_over_plain_http_warn() -> None:
     ("tags", "dropped"),
     [
         ("glob: ['a', 'b-rc1'], exclude: '*-rc*'", ["b-rc1"]),
-        ("glob: [latest, '1.*', edge], exclude: [edge, latest]", ["latest", "edge"]),
         ("glob: '*', exclude: ['*-rc*', latest]", []),
         ("glob: '1.*', exclude: '1.*'", []),  # globs are not held against one another
         ("glob: ['1.2.3', latest], semver: '>=1,<3'", []),
@@ -546,16 +482,12 @@ def test_a_repository_that_begins_with_its_registry_is_told(mapping: str, messag
 
 DOCUMENTS = [
     (b"# only a comment\n", "c.yaml:1:1: the document is empty"),
-    (b"---\n", "c.yaml:1:1: the document is empty"),
     (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: malformed YAML: a second document"),
     ("mappings: []\nx: ä".encode("latin-1"), "malformed YAML: unacceptable character #x00e4"),
     ("mappings: \ud800".encode("utf-8", "surrogatepass"), "invalid continuation byte"),
     (b"a: 1\nmappings: \x00", "special characters are not allowed in \"<byte string>\", position 15"),
-    (b'mappings: "\\UFFFFFFFF"', "c.yaml:1:1: malformed YAML: Python int too large"),
     (b"%YAML 1." + b"9" * 5000 + b"\n---\nmappings: []", "c.yaml:1:1: malformed YAML: Exceeds the limit"),
     (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: found character '\\t'"),
-    (b"mappings: [", "c.yaml:1:12: malformed YAML"),
-    (b"mappings: []\nx: *\n", "c.yaml:2:5: malformed YAML: expected alphabetic or numeric character"),
     (b"registries: {a: {url: ${HOST}}}\nmappings: []", "c.yaml:1:24: malformed YAML: expected ',' or '}'"),
     (b"mappings: *all\n", "c.yaml:1:11: malformed YAML: a second document, or an anchor (&) that is missing"),
     (b"x-a: &S3CRET 1\nmappings: &S3CRET []", "c.yaml:2:11: malformed YAML: a second document, or an anchor"),
@@ -567,7 +499,6 @@ DOCUMENTS = [
     (b"mappings: []\n[a]: b", "a list cannot be a key"),
     (b"mappings: []\n? {{a: b}: c}\n: {d: 1, d: 2}", "a mapping cannot be a key"),
     (b"mappings: !!python/object/apply:os.system [x]", "must be a list, not something with a YAML tag of its own"),
-    (b"mappings: !!seq {}", "must be a list, not something with a YAML tag of its own"),
     (b"mappings: []\nglobal: {cache_dir: !secret x}", "a single value, not something with a YAML tag of its own"),
 ]  # fmt: skip
 
@@ -656,14 +587,6 @@ def test_hostile_text_is_refused_in_linear_work_and_few_words(text: str) -> None
 # Small grammars.
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("0", 0), ("90", 90), ("90s", 90), ("1h30m", 5400), ("2d", 172800), ("30m1h", 5400)],
-)
-def test_duration(text: str, seconds: int) -> None:
-    assert parse_duration(text) == seconds
-
-
 @pytest.mark.parametrize("text", ["", "h", "1 h", "1H", "-1", "1.5h", "1h30", "1w", "١", "9" * 40])
 def test_no_duration_shows_the_grammar(text: str) -> None:
     with pytest.raises(ValueError, match="1h30m"):
@@ -674,12 +597,9 @@ def test_no_duration_shows_the_grammar(text: str) -> None:
     ("text", "size"),
     [
         ("0", 0),
-        ("512B", 512),
-        ("1 kb", 1000),
         ("1.5GB", 1_500_000_000),
         ("10 MiB", 10 * 1024 * 1024),
         (" 2tib ", 2 * 1024**4),
-        ("0.5 B", 0),
         ("1.000000001 GB", 1_000_000_001),
     ],
 )
@@ -697,17 +617,13 @@ def test_no_size_shows_the_grammar(text: str) -> None:
     ("text", "parts", "authority"),
     [
         ("GHCR.io:8443", ("https", "ghcr.io", 8443), "ghcr.io:8443"),
-        ("https://a.example", ("https", "a.example", 443), "a.example"),
         ("HTTP://a.example", ("http", "a.example", 80), "a.example"),
         ("http://a.example:443", ("http", "a.example", 443), "a.example:443"),
         ("https://registry-1.docker.io", ("https", "docker.io", 443), "docker.io"),
         ("localhost", ("http", "localhost", 80), "localhost"),
-        ("127.3.4.5", ("http", "127.3.4.5", 80), "127.3.4.5"),
         ("[::1]:5000", ("http", "::1", 5000), "[::1]:5000"),
-        ("https://localhost", ("https", "localhost", 443), "localhost"),
         ("128.0.0.1", ("https", "128.0.0.1", 443), "128.0.0.1"),
         ("[2001:DB8:0::1]", ("https", "2001:db8::1", 443), "[2001:db8::1]"),
-        ("registry", ("https", "registry", 443), "registry"),
     ],
 )
 def test_an_address_and_the_name_that_reports_have_for_it(
@@ -719,7 +635,8 @@ def test_an_address_and_the_name_that_reports_have_for_it(
 
 BAD_URLS = ["", "https://", "a.example/", "a.example/v2", "a.example?x", "ftp://a.example", "a..b", "-a",
             "a_b", "a:", "a:0", "a:65536", "a:b", "::1", "[::1", "[::g]", "[1.2.3.4]", "a b", "//a",
-            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example"]  # fmt: skip
+            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example",
+            "[fe80::1%eth0]", "a:٣", "https://http://a"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BAD_URLS)
@@ -734,14 +651,11 @@ def test_no_registry_address(text: str) -> None:
     [
         ("docker.io", "hub"),
         ("A.example", "tls"),
-        ("a.example:443", "tls"),
         ("https://a.example", "tls"),
         ("a.example:5000", "odd"),
-        ("b.example", "plain"),
         ("b.example:80", "plain"),
         ("http://b.example", "plain"),
         ("http://localhost:5000", "local"),
-        ("oci-layout:/disk", "disk"),
         ("oci-layout:/other", "oci-layout:/other"),
         ("b.example:444", "b.example:444"),
     ],
@@ -778,12 +692,6 @@ def test_a_reference_to_what_is_not_configured_gets_the_scheme_that_its_host_imp
 
 
 # The table, and anything at all.
-
-
-def test_the_table_reads_into_the_model() -> None:
-    assert set(SECTIONS["tags"]) == set(TagRule._fields)
-    assert set(SECTIONS["artifacts"]) == set(ArtifactRule._fields)
-    assert set(SECTIONS["global"]) <= set(Config._fields)
 
 
 def settles(text: bytes) -> None:

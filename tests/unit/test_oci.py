@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from _regsync.config import Config, registry_for
 from _regsync.errors import ConfigError, ContentError
@@ -41,6 +39,7 @@ DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+NONDISTRIBUTABLE = "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd"
 SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+prettyjws"
 HEX = "0123456789abcdef" * 4
 
@@ -145,17 +144,11 @@ def test_a_digest_is_refused(text, words):
         ("library/alpine:3.20", ("docker.io", "library/alpine", "3.20")),
         (f"alpine@sha256:{HEX}", ("docker.io", "alpine", None, f"sha256:{HEX}")),
         ("index.docker.io/library/alpine", ("index.docker.io", "library/alpine")),
-        ("LOCALHOST/a", ("localhost", "a")),
         ("LocalHost:5000/a/b:B", ("localhost:5000", "a/b", "B")),
-        ("registry:5000/a", ("registry:5000", "a")),
-        ("Registry.Example.COM/a:B", ("registry.example.com", "a", "B")),
-        ("127.0.0.1:5000/a", ("127.0.0.1:5000", "a")),
         (f"[2001:DB8::1]:5000/a@sha256:{HEX}", ("[2001:db8::1]:5000", "a", None, f"sha256:{HEX}")),
         ("example.com/" + "a" * 255, ("example.com", "a" * 255)),
         ("https://localhost:5811/app:v1", ("https://localhost:5811", "app", "v1")),
-        ("HTTPS://Example.com/a", ("https://example.com", "a")),
         ("http://registry/app", ("http://registry", "app")),
-        (f"https://[::1]/a@sha256:{HEX}", ("https://[::1]", "a", None, f"sha256:{HEX}")),
     ],
 )
 def test_a_reference_is_read_and_may_name_its_scheme(text, parts):
@@ -168,25 +161,19 @@ def test_a_reference_is_read_and_may_name_its_scheme(text, parts):
 
 # By the words of the refusal, what is refused.
 NO_REFERENCES = {
-    "write HOST/REPOSITORY": ["", "https://alpine", "example.com", "localhost:5000"],
+    "write HOST/REPOSITORY": ["", "https://alpine", "localhost:5000"],
     "leave out 'oci://'": ["oci://example.com/a"],
     "'' is not a repository": ["example.com/:a"],
-    "is not a repository": ["/a", "a\x1b[2J", "example.com/" + "a" * 256],
+    "is not a repository": ["/a", "a\x1b[2J"],
     "is not a repository (lower case": ["example.com/A/b"],
     "'oci-layout:d//A:b': 'A' is not": ["oci-layout:d//A:b"],
     "'' is not a tag": ["a:"],
     "'b:c' is not a tag": ["a:b:c"],
     "is not a tag": ["a:" + "b" * 129],
-    "is not a digest": ["a@", "a@sha256:abc"],
+    "is not a digest": ["a@sha256:abc"],
     "cannot be verified": [f"a@blake3:{HEX}"],
     "leave out the tag": [f"a:b@sha256:{HEX}"],
-    "or [IPV6][:PORT]": ["::1/a", "[::1/a", "[fe80::1%eth0]/a"],
-    "'[zz]/a' is not a repository": ["[zz]/a"],
-    "is not a registry address": ["[1.2.3.4]/a", "example.com:0/a", "example.com:65536/a", "a..b/c"],
-    "write NAME[:PORT]": ["https://http://a/b", "example.com:/a", "example.com:٣/a"],
-    "'' is not a host": ["http://"],
     "'-a.com' is not a host": ["-a.com/b"],
-    "'a_b.c' is not a host": ["a_b.c/d"],
     "cannot hold a user name or password": ["https://me:secret@example.com/a", "me:secret@example.com/a:b"],
 }  # fmt: skip
 
@@ -195,7 +182,7 @@ NO_REFERENCES = {
     ("text", "words"), [(text, words) for words, texts in NO_REFERENCES.items() for text in texts]
 )
 def test_a_reference_is_refused_with_a_remedy(text, words):
-    """One grammar of addresses, for references and for the configuration's URLs."""
+    """Addresses are those of the configuration, which unit/test_config.py has."""
     with pytest.raises(ConfigError) as caught:
         registry_for(parse_reference(text).registry, Config({}, ()))
     assert words in str(caught.value)
@@ -236,10 +223,8 @@ def test_a_platform_is_refused(text):
         ("linux/amd64/v3", "linux/amd64/v3", "linux/amd64"),
         ("linux/arm64", "linux/arm64 linux/arm64/v8", "linux/arm"),
         ("linux/arm64/v8", "linux/arm64", "linux/arm64/v9"),
-        ("linux/arm64/v9", "linux/arm64/v9", "linux/arm64"),
         ("linux/arm", "linux/arm/v6", "linux/arm64"),
         ("linux/arm/v7", "linux/arm", "linux/arm/v6"),
-        ("linux/arm/v6", "linux/arm/v6", "linux/arm"),
     ],
 )
 def test_a_platform_matches_its_variants(wanted, taken, left_out):
@@ -316,22 +301,12 @@ def test_an_image_is_read_whole():
 
 
 def test_blobs_are_config_then_layers_once_and_without_foreign_ones():
-    layers = (entry(3), entry(4, FOREIGN), entry(2), entry(3, "text/x"), entry(0))
+    """By their type, whatever URLs they have."""
+    urls = {"urls": ["https://example.com/a"]}
+    foreign = (entry(4, FOREIGN), entry(5, NONDISTRIBUTABLE, **urls))
+    layers = (entry(3, **urls), *foreign, entry(2), entry(3, "text/x"), entry(0))
     found = [(blob.size, blob.media_type) for blob in parse(image(*layers)).blobs]
     assert found == [(0, CONFIG), (3, LAYER), (2, LAYER)]
-
-
-@pytest.mark.parametrize(
-    ("media_type", "is_foreign"),
-    [
-        (LAYER, False),
-        (FOREIGN, True),
-        ("application/vnd.oci.image.layer.nondistributable.v1.tar+zstd", True),
-    ],
-)
-def test_a_layer_is_foreign_by_type_whatever_its_urls(media_type, is_foreign):
-    for urls in ({}, {"urls": ["https://example.com/a"]}):
-        assert parse(image(entry(1, media_type, **urls))).layers[0].is_foreign is is_foreign
 
 
 def test_unknown_and_old_things_are_tolerated():
@@ -382,13 +357,9 @@ WRONG_DOCUMENTS = {
     "'mediaType' is not a string": [image(mediaType=1)],
     "'annotations' is not an object": [image(annotations=[])],
     "'platform' is not an object": [index(entry(platform="linux"))],
-    "'os' is not a string": [index(entry(platform={"os": 1}))],
-    "'data' is not a string": [image(entry(data=1))],
     "layers[0]: '' is not a media type": [image(entry(mediaType=None))],
-    "layers[0]: 'a' is not a media type": [image(entry(mediaType="a"))],
-    "layers[0]: '' is not a digest": [image(entry(digest=None))],
     "layers[1]: 'sha256:../' is not a digest": [image(entry(), entry(digest="sha256:../"))],
-    **{f"layers[0]: {size} is not a size": [image(entry(size=size))] for size in (None, -1, True, 1.0, 2**63)},
+    **{f"layers[0]: {size} is not a size": [image(entry(size=size))] for size in (None, -1, True, 2**63)},
 }  # fmt: skip
 
 
@@ -403,8 +374,6 @@ def test_a_document_is_refused(words):
     [
         (MANIFEST, index(), f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}"),
         (MANIFEST, {"manifests": []}, "does not have the fields"),
-        (INDEX, image(), "does not have the fields"),
-        (INDEX, {}, "does not have the fields"),
         ("text/html", image(), "neither a manifest nor an index; received text/html"),
         ("application/a\x1b[2J", image(), "received application/a[2j"),
         (SCHEMA_1, {}, "schema 1"),
@@ -471,8 +440,6 @@ PLATFORMS = [
     [
         (["linux/amd64"], [1]),
         (["linux/arm"], [2, 3]),
-        (["linux/arm/v7"], [2]),
-        (["linux/arm/v6"], [3]),
         (["windows/amd64"], [5, 6]),
         (["linux/arm64", "linux/amd64"], [1, 4]),
         (["plan9/amd64"], []),
@@ -490,23 +457,6 @@ def test_attestations_follow_their_child_wherever_they_stand():
     assert kept(document, "linux/amd64") == [3, 1]
     assert kept(document, "linux/amd64", "linux/arm64") == [3, 1, 2, 4]
     assert kept(document, "unknown/unknown") == []
-
-
-def test_nothing_is_written_when_no_platform_matches():
-    entries = (child(1, "linux/amd64"), attestation(2, of=1), child(3, "linux/arm/v7"))
-    source = parse(index(*entries, x=1.5))
-    trimmed = trim_index(source, [ARM64])
-    assert (trimmed.matched, trimmed.manifest) == (frozenset(), source)
-    assert [str(have) for have in trimmed.available] == ["linux/amd64", "linux/arm/v7"]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_an_index_inside_an_index_is_not_filtered(number):
-    entries = [child(1, "linux/amd64"), child(2, "linux/amd64")]
-    entries[number]["mediaType"] = INDEX
-    with pytest.raises(ContentError, match="itself an index") as raised:
-        trim_index(parse(index(*entries)), [AMD64])
-    assert "leave out `platforms`" in raised.value.hint
 
 
 def test_of_two_entries_for_one_digest_only_the_wanted_one_stays():
@@ -539,22 +489,3 @@ def test_a_list_of_referrers_is_extended_with_whole_entries():
     entries = [child(1, "linux/amd64"), child(2, None, **fields)]
     assert json.loads(extend_referrers_list(held, [more]).body) == index(*entries, x=1)
     assert json.loads(extend_referrers_list(None, [more]).body) == index(entries[1])
-
-
-@given(
-    st.lists(st.sampled_from(PLATFORMS[:-1]), max_size=6),
-    st.lists(st.sampled_from(PLATFORMS[:-2]).map(parse_platform), min_size=1, max_size=3),
-    st.dictionaries(
-        st.text(max_size=3), st.text(max_size=3) | st.integers(-(2**70), 2**70), max_size=3
-    ),
-)
-def test_a_trimmed_index_reads_back_as_what_was_kept(platforms, wanted, extra):
-    entries = []
-    for number, text in enumerate(platforms):
-        entries += [child(number, text), attestation(number + 9, of=number)]
-    trimmed = trim_index(parse({"extra": extra, **index(*entries)}), wanted)
-    again = parse(trimmed.manifest.body, INDEX, digest=trimmed.manifest.digest)
-    assert again == trimmed.manifest._replace(is_trimmed=False)
-    if trimmed.matched:
-        assert trim_index(again, wanted).manifest is again
-        assert json.loads(again.body)["extra"] == extra

@@ -4,8 +4,8 @@ differs.
 The facts (range, versions, answer) are those of node-semver 7.8.5, `test/fixtures/range-include.js`
 and `range-exclude.js`, and of Masterminds/semver 3.4.0, `constraints_test.go`. Their ranges are
 written as this grammar wants them: with commas, and with `>=1,<=2` and `~1` in place of `1 - 2` and
-`~>1`. Ranges that are equal then stand here once. All that differs stands in `DIFFERENT`, with the
-reason.
+`~>1`. Here stand those that a pre-release is held against, and the borders of the others, of which
+test_fuzz.py has a model. Examples of each way to differ stand in `DIFFERENT`, with the reason.
 """
 
 from __future__ import annotations
@@ -17,159 +17,52 @@ import pytest
 from _regsync.tags import Prerelease, admits, parse_range, parse_version
 
 EXCLUDE = """
->=1.0.0,<=2.0.0        takes 1.2.3                         not 2.2.3
 ^1.2.3+build           takes 1.2.3 1.3.0                   not 2.0.0 1.2.0
 >=1.2.3-pre+asdf,<=2.4.3-pre+asdf takes 1.2.3 1.2.3-pre.2 2.4.3-alpha
 >=1.2.3+asdf,<=2.4.3+asdf takes 1.2.3                      not 1.2.3-pre.2 2.4.3-alpha
-1.0.0                  takes 1.0.0                         not 1.0.1
->=*                    takes 0.2.4
 *                      takes 1.0.0 1.2.3 v1.2.3 1 4.5.6    not v1.2.3-foo 1.2.3-alpha.1
->=1.0.0                takes 1.0.0 1.0.1 1.1.0             not 0.0.0 0.0.1 0.1.0
->1.0.0                 takes 1.0.1 1.1.0                   not 0.0.1 0.1.0
-<=2.0.0                takes 2.0.0 1.9999.9999 0.2.9       not 3.0.0 2.9999.9999 2.2.9
-<2.0.0                 takes 1.9999.9999 0.2.9             not 2.9999.9999 2.2.9
->=0.1.97               takes v0.1.97 0.1.97                not v0.1.93 0.1.93
-0.1.20||1.2.4          takes 1.2.4                         not 1.2.3
->=0.2.3||<0.0.1        takes 0.0.0 0.2.3 0.2.4             not 0.0.3 0.2.2
-*||*                   takes 1.3.4
-2.x.x                  takes 2.1.3                         not 1.1.3 3.1.3
-1.2.x                  takes 1.2.3                         not 1.3.3
 1.2.x||2.x             takes 2.1.3 1.2.3                   not 3.1.3 1.1.3
-x                      takes 1.2.3
-2.*.*                  takes 2.1.3                         not 1.1.3 3.1.3
-1.2.*                  takes 1.2.3                         not 1.3.3
-1.2.*||2.*             takes 2.1.3 1.2.3                   not 3.1.3 1.1.3
-2                      takes 2.1.2 2.1.1                   not 1.1.2 1 3.4.5
-2.3                    takes 2.3.1                         not 2.4.1
 ~0.0.1                 takes 0.0.1 0.0.2                   not 0.1.0-alpha 0.1.0
-~x                     takes 0.0.9
-~2                     takes 2.0.9
-~2.4                   takes 2.4.0 2.4.5                   not 2.5.0 2.3.9
-~3.2.1                 takes 3.2.2                         not 3.3.2 3.2.0
-~1                     takes 1.2.3 1.2.4 1.3.5 1.4         not 0.2.3 2.2.3 2.3.4 2.1.1
-~1.0                   takes 1.0.2                         not 1.1.0
-~1.0.3                 takes 1.0.12
->=1                    takes 1.0.0
-<1.2                   takes 1.1.1
 ~v0.5.4-pre            takes 0.5.5 0.5.4
 =0.7.x                 takes 0.7.2                         not 0.7.0-asdf 0.8.2
 <=0.7.x                takes 0.7.2 0.6.2                   not 0.7.0-asdf
 >=0.7.x                takes 0.7.2                         not 0.7.0-asdf 0.6.2
-~1.2.1,>=1.2.3         takes 1.2.3
-~1.2.1,=1.2.3          takes 1.2.3
-~1.2.1,1.2.3           takes 1.2.3
-~1.2.1,>=1.2.3,1.2.3   takes 1.2.3
-~1.2.1,1.2.3,>=1.2.3   takes 1.2.3
->=1.2.1,1.2.3          takes 1.2.3
-1.2.3,>=1.2.1          takes 1.2.3
->=1.2.3,>=1.2.1        takes 1.2.3
->=1.2.1,>=1.2.3        takes 1.2.3
->=1.2                  takes 1.2.8                         not 1.1.1
 ^1.2.3                 takes 1.8.1 1.8.9                   not 1.2.3-pre 1.2.3-beta 2.0.0-alpha 1.2.2 2.8.9 1.2.1
-^0.1.2                 takes 0.1.2
-^0.1                   takes 0.1.2
 ^0.0.1                 takes 0.0.1                         not 0.0.2-alpha 0.0.2 0.3.1
 ^1.2                   takes 1.4.2 1.8.9                   not 1.2.0-pre 1.1.9 2.8.9
-^1.2,^1                takes 1.4.2
 ^1.2.3-alpha           takes 1.2.3-pre
-^1.2.0-alpha           takes 1.2.0-pre
 ^0.0.1-alpha           takes 0.0.1-beta 0.0.1
-^0.1.1-alpha           takes 0.1.1-beta
 ^x                     takes 1.2.3
->=x,<=1.0.0            takes 0.9.7
->=x,<=1.x              takes 0.9.7
->=1.0.0,<=x            takes 1.9.7
->=1.x,<=x              takes 1.9.7
 <=7.x                  takes 7.9.9
 >1.2                                                       not 1.3.0-beta 1.2.8
 <=1.2.3                                                    not 1.2.3-beta
-<1                                                         not 1.0.0
 ~v0.5.4-beta                                               not 0.5.4-alpha
-<0.7.x                                                     not 0.7.2
 <1.2.3                                                     not 1.2.3-beta
-=1.2.3                                                     not 1.2.3-beta
 ^1.0.0                                                     not 2.0.0-rc1
 >=1,<=2                                                    not 2.0.0-pre 1.0.0-pre
->=1.0,<=2                                                  not 1.0.0-pre
-1.1.x                                                      not 1.0.0-a 1.1.0-a 1.2.0-a
 1.x                    takes 1.4                           not 1.0.0-a 1.1.0-a 1.2.0-a
->=1.0.0,<1.1.0                                             not 1.1.0 1.1.0-pre
 >=1.0.0,<1.1.0-pre                                         not 1.1.0-pre
-=2.0.0                 takes 2.0.0                         not 1.2.3
-=2.0                   takes 2.0.0 2.0.1                   not 1.2.3
-4.1                    takes 4.1.0
 !=4.1.0                takes 4.1.1                         not 4.1.0 5.1.0-alpha.1
 !=4.1                  takes 5.1.0                         not 4.1.0 4.1.1 5.1.0-alpha.1
-<11                    takes 0.1.0                         not 11.1.0
-<1.1                   takes 0.1.0                         not 1.1.0 1.1.1
-<=11                   takes 1.2.3 11.2.3                  not 12.2.3
-<=1.1                  takes 0.1.0 1.1.0 1.1.1             not 1.2.3 0.1.0-alpha
->1.1                   takes 4.1.0                         not 1.1.0
 >0                     takes 1                             not 0 0.0.1-alpha 0.0.0-alpha
->0.0                                                       not 0.0.1-alpha
 >0.0.0-0               takes 0.0.0-alpha
 >1.2.3-alpha.1         takes 1.2.3-alpha.2
->11                                                        not 11.1.0
 >11.1                  takes 11.2.1                        not 11.1.0 11.1.1
->=11                   takes 11.1.2
->=11.1                 takes 11.1.2                        not 11.0.2
->=1.1                  takes 4.1.0 1.1.0                   not 0.0.9 4.1.0-beta
 >=0                    takes 0                             not 0.0.1-alpha 0.0.0-alpha
->=0.0                                                      not 0.0.1-alpha
 >=0.0.0-0              takes 0.0.0-alpha 1.2.3
 <0                                                         not 0.0.0-alpha
-=0                                                         not 1
-2.*                    takes 2.1.1                         not 1 3.4.5
-2.1.*                  takes 2.1.1                         not 2.2.1
-2.1                    takes 2.1.1                         not 2.2.1
-~1.2.3                 takes 1.2.4 1.2.5                   not 1.3.4 1.2.2 1.3.2
-~1.2                   takes 1.2.4                         not 1.3.4
-~0.2.3                 takes 0.2.5                         not 0.3.5
 ~1.2.3-beta.2          takes 1.2.3-beta.4                  not 1.3.4-beta.2
-^1.1.0                                                     not 2.1.0
-^1.2.0                                                     not 2.2.1 1.2.1-alpha.1
 ^1.2.0-alpha.2                                             not 1.2.0-alpha.1
-^1                     takes 1.8.9                         not 2.8.9
 ^0.2.3                 takes 0.2.5                         not 0.5.6
-^0.2                   takes 0.2.5                         not 0.5.6
-^0.0.3                 takes 0.0.3                         not 0.0.4
 ^0.0                   takes 0.0.3                         not 0.1.4 1.0.4
 ^0                     takes 0.2.3                         not 1.1.4
 ^0.2.3-beta.2          takes 0.2.3-beta.4 0.2.3-beta.2     not 0.3.4-beta.2
-0.x.x                                                      not 1.2.3
-0.0.x                                                      not 1.2.3
-0.0.0                                                      not 1.2.3
-^0.0.0                                                     not 1.2.3
-4.1.x                  takes 4.1.3
 !=4.x                  takes 5.1.0                         not 4.1.0
-!=4.1.x                takes 4.2.0
-!=4.2.x                                                    not 4.2.3
-<1.x                   takes 0.1.1                         not 1.1.1 2.0.0
-<1.1.x                 takes 1.0.500                       not 1.2.1 1.1.500
-<1.2.x                 takes 1.1.1
-<=1.x                  takes 1.1.0
-<=2.x                                                      not 3.0.0
-<=1.1.x                                                    not 1.2.500
-<=4.5                  takes 3.4.0 3.7.0                   not 4.6.3
->1.1,<2                takes 1.2.1                         not 1.1.1
->1.1,<3                                                    not 4.3.2
->=1.1,<2,!=1.2.3                                           not 1.2.3
 >=1.1,<2,!=1.2.3||>3   takes 4.1.2                         not 3.1.2 3.0.0 1.2.3
->=1.1,<2,!=1.2.3||>=3  takes 3.0.0
->=1.0.0,<=2.0.0-beta   takes 1.0.1                         not 3.0.0
->=1.0.0,<=2.0.0-beta||>3                                   not 3.0.1-beta
 >=1.0.0,<=2.0.0-beta,!=1.0.1-beta||>3                      not 1.0.1-beta
->=1.1,<=2              takes 1.1.1
->=1.5.0,<=4.5          takes 3.7.0
-^1.1                   takes 1.1.1                         not 4.3.2
 ^1.x                   takes 1.1.1                         not 2.1.1 1.1.1-beta1
-^2.x                                                       not 1.1.1
 ~*                     takes 2.1.1
-~1.x                   takes 1.3.5 1.4                     not 2.1.1
-~1.1                   takes 1.1.1                         not 1.1.1-alpha 1.2.3
 ~1.1.1-beta            takes 1.1.1                         not 1.1.1-alpha
-~1.3                                                       not 2.4.5
->=1.0.0,<=2.0.0,<=2.0.0 takes 1.5.0
 """
 
 # With includePrerelease, here `semver_prerelease: include`: what pre-releases change.
@@ -177,32 +70,19 @@ INCLUDE = """
 2.x                    takes 2.0.0-pre.0 2.1.0-pre.0       not 3.0.0-pre.0
 1.1.x                  takes 1.1.0-a 1.1.1-a               not 1.2.0-a 1.0.0-a
 ~1.1                   takes 1.1.0-a 1.1.1-a 1.1.1-alpha
-~1.1.x                 takes 1.1.0-a
 ~2                     takes 2.0.0-pre.0
-~2.x                   takes 2.0.0-pre.0
 *                      takes 1.0.0-rc1 1.2.3-alpha
 ^1.0.0-0               takes 1.0.1-rc1
-^1.0.0-rc2             takes 1.0.1-rc1
 ^1.0.0                 takes 1.0.1-rc1 1.1.0-rc1           not 2.0.0-rc1
 >=1,<=2                takes 2.0.0-pre 1.0.0-pre           not 3.0.0-pre
->=1.0,<=2              takes 1.0.0-pre
-=0.7.x                 takes 0.7.0-asdf
->=0.7.x                takes 0.7.0-asdf
 <=0.7.x                takes 0.7.0-asdf
 >=1.0.0,<=1.1.0        takes 1.1.0-pre
 ^1.2.3-rc2                                                 not 2.0.0
 1.x                                                        not 0.0.0-a 2.0.0-a
->=1.1                  takes 4.1.0-beta
 >1.1                   takes 4.1.0-beta
-<=1.1                  takes 0.1.0-alpha
 <1.1                   takes 0.1.0-alpha
-^1.x                   takes 1.1.1-beta1
 =2.0                   takes 2.0.1-beta
->=1.0.0,<=2.0.0-beta   takes 1.0.1-beta
->=1.0.0,<=2.0.0-beta||>3 takes 1.0.1-beta                  not 3.0.1-beta
 >=1.0.0,<=2.0.0-beta,!=1.0.1-beta||>3                      not 1.0.1-beta
->=1.0.0-0,<=2.0.0      takes 1.0.1-beta
-^1.1.2-alpha           takes 1.2.1-beta1
 ~1.1.1-beta                                                not 1.1.1-alpha
 """
 
@@ -214,38 +94,22 @@ LOOSE = "no loose mode: 1.2.3pre is no version"
 # whose, range, version, rule, what they answer, what this grammar does (None: an error), why
 DIFFERENT: list[tuple[str, str, str, Prerelease, bool, bool | None, str]] = [
     ("node", "^0.0.3", "0.0.3-alpha", "include", False, True, TRIPLE),
-    ("node", "^0.2.3", "0.2.3-alpha", "include", False, True, TRIPLE),
     ("node", "^1.0.0", "1.0.0-rc1", "include", False, True, TRIPLE),
     ("node", ">=1.2.3pre+asdf,<=2.4.3-pre+asdf", "1.2.3", "exclude", True, None, LOOSE),
-    ("node", ">=1.2.3-pre+asdf,<=2.4.3pre+asdf", "1.2.3", "exclude", True, None, LOOSE),
-    ("node", ">=1.2.3pre+asdf,<=2.4.3pre+asdf", "1.2.3", "exclude", True, None, LOOSE),
-    ("node", "~1.0.3alpha", "1.0.12", "exclude", True, None, LOOSE),
     ("node", "==1.0.0||foo", "2.0.0", "exclude", False, None, "words are errors, not skipped"),
     ("masterminds", ">1.2.3-alpha.1", "1.3.3-alpha.2", "exclude", True, False, PRE),
     ("masterminds", ">=0.0.0-0", "3.4.5-beta.1", "exclude", True, False, PRE),
     ("masterminds", "~1.2.3-beta.2", "1.2.4-beta.2", "exclude", True, False, PRE),
-    ("masterminds", "^1.2.0-alpha.0", "1.2.1-alpha.1", "exclude", True, False, PRE),
-    ("masterminds", "^1.2.0-alpha.0", "1.2.1-alpha.0", "exclude", True, False, PRE),
     ("masterminds", "^0.2.3-beta.2", "0.2.4-beta.2", "exclude", True, False, PRE),
-    ("masterminds", "^1.1.2-alpha", "1.2.1-beta1", "exclude", True, False, PRE),
-    ("masterminds", ">=1.0.0,<=2.0.0-beta", "1.0.1-beta", "exclude", True, False, PRE),
     ("masterminds", ">=1.0.0,<=2.0.0-beta||>3", "1.0.1-beta", "exclude", True, False, PRE),
-    ("masterminds", ">=1.0.0-0,<=2.0.0", "1.0.1-beta", "exclude", True, False, PRE),
-    ("masterminds", ">=1.0.0,<=2.0.0-beta,!=1.0.1||>3", "1.0.1-beta", "exclude", True, False, PRE),
     ("masterminds", ">=1.0.0,<=2.0.0-beta,!=1.0.1||>3", "1.0.1-beta", "include", True, False, TRIPLE),
     ("masterminds", "~0.0.0", "1.2.3", "exclude", True, False, "~0.0.0 is 0.0.x, as in node-semver"),
-    ("masterminds", "~0.0.0", "1.2.3", "include", True, False, "~0.0.0 is 0.0.x, as in node-semver"),
     ("masterminds", ">0-0", "0.0.1-alpha", "exclude", False, None, PARTIAL),
-    ("masterminds", ">0.0-0", "0.0.1-alpha", "exclude", False, None, PARTIAL),
-    ("masterminds", ">=0-0", "0.0.1-alpha", "exclude", True, None, PARTIAL),
     ("masterminds", ">=0.0-0", "0.0.1-alpha", "exclude", True, None, PARTIAL),
-    ("masterminds", "<0-z", "0.0.0-alpha", "exclude", True, None, PARTIAL),
     ("masterminds", "*-0", "1.2.3-alpha.1", "exclude", True, None, PARTIAL),
     ("masterminds", "!=4.1-alpha", "4.1.0-alpha", "exclude", False, None, PARTIAL),
-    ("masterminds", "<=1.1-a", "0.1.0-alpha", "exclude", True, None, PARTIAL),
     ("masterminds", "1.1-3", "4.3.2", "exclude", False, None, PARTIAL),
     ("masterminds", "^1.2.x-alpha", "1.1.1-beta1", "exclude", False, None, PARTIAL),
-    ("masterminds", "~1.1-alpha", "1.1.1-beta", "exclude", True, None, PARTIAL),
 ]  # fmt: skip
 
 ROWS: list[tuple[Prerelease, str, list[str], list[str]]] = [
