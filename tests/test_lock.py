@@ -824,3 +824,12 @@ async def test_a_watch_reads_the_lock_before_each_cycle(stage):
     for source, _ in stage.asked:
         assert source.keys() <= {"GET manifest", "GET blob"}
     assert stage.target.app.repositories["app"].tags["v1"] in first
+
+
+async def test_a_job_without_state_has_one_head_a_tag_too(mirror, tmp_path):
+    mirror.hold(4)
+    await mirror.lock_all(**{"global": {"cache_dir": "kept"}})
+    await mirror.succeed("sync", "--locked")
+    assert mirror.target.journal.count(kind="tag_list") == 0
+    (tmp_path / "kept").rename(tmp_path / "lost")
+    await mirror.skip_all(4)
