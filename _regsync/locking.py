@@ -205,8 +205,9 @@ class Locking:
     def _new_lock(self) -> Lock:
         """Build the new lock from new lines, and from the old lines that are kept.
 
-        Old lines are kept of a repository or tag that has failed. With `keeps_others` those of
-        repositories that no mapping of this lock names are kept too.
+        Old lines are kept of a repository or tag that has failed. Of a repository there are only
+        old ones then, because they and its mappings' rules belong together. With `keeps_others`
+        those of repositories that no mapping of this lock names are kept too.
         """
         kept = {*self.failures}
         if self._keeps_others:
@@ -224,8 +225,8 @@ class Locking:
             for image in self._old_lock
             if image.source.repository in kept or image.name in kept
         ]
-        # The last of several lines for one tag counts, so new lines replace old ones.
-        return Lock(mappings, [*old_images, *self._lines])
+        new_images = [each for each in self._lines if each.source.repository not in self.failures]
+        return Lock(mappings, [*old_images, *new_images])
 
 
 def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str]]:

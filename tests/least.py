@@ -69,10 +69,6 @@ class Tally:
         self.requests[kind] += len(sizes)
         self.bytes += sum(sizes)
 
-    def is_same(self, other: Tally) -> bool:
-        """Tell whether both count the same; a kind may be there with a count of 0."""
-        return +self.requests == +other.requests and self.bytes == other.bytes
-
 
 class Costs(NamedTuple):
     """What is asked of the source, and of each target."""

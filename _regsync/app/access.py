@@ -26,8 +26,8 @@ from _regsync.sync.once import Once, gather
 from _regsync.sync.report import error_json
 from _regsync.text import time_text
 
-LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
+LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
 
 
 async def check_access(config: Config, console: Console) -> int:

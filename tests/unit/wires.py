@@ -226,10 +226,6 @@ class Blob(Pieces):
         self._pause = pause
         self._has_ended = False
 
-    @property
-    def has_begun(self) -> bool:
-        return self.given > 0
-
     async def next(self) -> memoryview:
         self.tick()
         await anyio.sleep(self._pause if self.given else 0)
