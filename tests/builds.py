@@ -4,6 +4,7 @@ other Pythons of this machine.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -39,6 +40,22 @@ activate = 1
 [algorithms]
 default_properties = fips=yes
 """
+
+
+@contextlib.contextmanager
+def openssl_server(certificate: Path, options: str) -> Iterator[str]:
+    """Serve a page over TLS with the host's `openssl`, which can be told what to speak; give
+    HOST:PORT.
+    """
+    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-www", "-cert", str(certificate)]
+    with subprocess.Popen(
+        [*command, *options.split()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield next(line.split()[1] for line in server.stdout if line.startswith("ACCEPT "))
+        finally:
+            server.kill()
 
 
 def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 from conformance.images import Seed
-from tests.builds import PYTHONS, SETUP, Host, python, run
+from tests.builds import PYTHONS, SETUP, Host, openssl_server, python, run
 from tests.ends import Start, clear, document, held, tags
 
 LEGACY = next(iter(Path("/usr").glob("lib*/**/ossl-modules/legacy.so")), None)
@@ -85,22 +85,14 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(fips_host, pyz, ca:
     folder = fips_host.folder
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "server"))
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-www", "-tls1_3"]
-    command += ["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256", "-cert", str(folder / "server")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            address = next(line.split()[1] for line in server.stdout if line.startswith("ACCEPT "))
-            registry = {"url": f"https://{address}", "ca_file": "ca.pem"}
-            config = json.dumps({"registries": {"one": registry}, "mappings": []})
-            (folder / "registry.json").write_text(config)
-            words = ["tags", f"{address}/app", "-c", "registry.json"]
-            default = fips_host.run(*words)
-            other = run(sys.executable, pyz, *words, cwd=str(folder))
-        finally:
-            server.kill()
+    options = "-tls1_3 -ciphersuites TLS_CHACHA20_POLY1305_SHA256"
+    with openssl_server(folder / "server", options) as address:
+        registry = {"url": f"https://{address}", "ca_file": "ca.pem"}
+        config = json.dumps({"registries": {"one": registry}, "mappings": []})
+        (folder / "registry.json").write_text(config)
+        words = ["tags", f"{address}/app", "-c", "registry.json"]
+        default = fips_host.run(*words)
+        other = run(sys.executable, pyz, *words, cwd=str(folder))
     assert default.returncode == 2
     assert "handshake failure" in default.stderr
     assert "TLS" not in other.stderr, other.stderr

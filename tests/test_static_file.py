@@ -29,7 +29,7 @@ import trustme
 from conformance.http import run_in_thread
 from conformance.images import Seed
 from conformance.registry import App
-from tests.builds import NOBODY
+from tests.builds import NOBODY, openssl_server
 from tests.program import Chosen, Ran, run_process
 
 pytestmark = [
@@ -272,17 +272,8 @@ ALLOWED = [
 def test_what_is_negotiated(tmp_path, ca, has_module, options, without, with_module):
     leaf = ca.issue_cert("127.0.0.1", key_type=trustme.KeyType.RSA)
     leaf.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
-    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-www", "-naccept", "1"]
-    command += ["-cert", str(tmp_path / "server.pem"), *options.split()]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            address = next(line.split()[1] for line in server.stdout if line.startswith("ACCEPT "))
-            ran = ask(tmp_path, ca, int(address.rpartition(":")[2]))
-        finally:
-            server.kill()
+    with openssl_server(tmp_path / "server.pem", f"-naccept 1 {options}") as address:
+        ran = ask(tmp_path, ca, int(address.rpartition(":")[2]))
     spoke = with_module if has_module else without
     assert ("TLS" in ran.err) is not spoke, ran.err
     if not spoke:
