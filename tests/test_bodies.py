@@ -677,7 +677,6 @@ async def test_a_registrys_connection_serves_others_while_storage_sends_the_blob
     assert {each.connection for each in way.source.journal.entries} == {1}
 
 
-@pytest.mark.rule("R4")
 async def test_a_chain_of_redirects_is_bounded(transfer):
     way = transfer(SIZE)
     way.source.app.intercept = leads_to(*["http://source.test"] * 20)
@@ -686,7 +685,6 @@ async def test_a_chain_of_redirects_is_bounded(transfer):
     assert way.source.open_connections() == 0
 
 
-@pytest.mark.rule("R4")
 @pytest.mark.parametrize(
     ("host", "end", "words"),
     [

@@ -174,7 +174,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
             assert reason in only(said.splitlines())
 
 
-@pytest.mark.rule("R18")
 def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
     path = tmp_path / "a\n\x1b[31merror: b.yaml"
     path.write_text("mappings: {}")

@@ -137,7 +137,6 @@ def lead(kind: str, place: str, status: int = 307) -> Callable[[Request], Answer
 SOME = list(PLACES)[:4]
 
 
-@pytest.mark.rule("R2", "R3", "R4", "R6", "R20")
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
@@ -155,7 +154,6 @@ async def test_nobody_is_asked_where_it_is_not_safe(astray, kind, place):
         assert secret not in ran.out + ran.err
 
 
-@pytest.mark.rule("R1", "R3")
 @pytest.mark.parametrize(
     ("kind", "place", "status"),
     [
@@ -177,7 +175,6 @@ async def test_whoever_is_asked_elsewhere_sees_no_login(astray, kind, place, sta
     assert kind == "upload" or held(astray.other, "new", astray.image)
 
 
-@pytest.mark.rule("R1")
 async def test_a_chain_that_left_the_registry_comes_back_without_credentials(astray):
     digest = astray.image.document["layers"][0]["digest"]
     back = f"{HOME}/v2/app/blobs/{digest}?again=1"
@@ -195,7 +192,6 @@ async def test_a_chain_that_left_the_registry_comes_back_without_credentials(ast
     assert all("authorization" not in entry.headers for entry in returned)
 
 
-@pytest.mark.rule("R1", "R3")
 @pytest.mark.parametrize("kind", ["blob", "upload"])
 async def test_a_stranger_that_asks_for_a_login_gets_none(astray, kind):
     astray.evil.answer = Response(401, [("WWW-Authenticate", 'Basic realm="give me"')])
@@ -206,7 +202,6 @@ async def test_a_stranger_that_asks_for_a_login_gets_none(astray, kind):
     assert all("authorization" not in headers for headers in astray.evil.saw())
 
 
-@pytest.mark.rule("R6")
 @pytest.mark.parametrize(
     "target",
     [
@@ -242,7 +237,6 @@ def link_to(target: str) -> Callable[[Request], Answer | None]:
     return pages
 
 
-@pytest.mark.rule("R5")
 async def test_the_urls_of_layers_are_not_fetched(astray):
     made = dict(astray.image.document)
     urls = ["https://evil.test/layer", "https://169.254.169.254/x"]
@@ -265,7 +259,6 @@ async def test_the_urls_of_layers_are_not_fetched(astray):
 # Logins.
 
 
-@pytest.mark.rule("R2")
 @pytest.mark.parametrize(("status", "identity"), [(301, False), (302, True), (307, False)])
 async def test_a_login_is_not_sent_on_by_a_token_service(world, status, identity):
     auth = TokenService({USER: SECRET}, refresh_tokens={IDENTITY: USER}, anonymous=False)
@@ -280,7 +273,6 @@ async def test_a_login_is_not_sent_on_by_a_token_service(world, status, identity
     assert ran.status == 4
 
 
-@pytest.mark.rule("R1", "R2")
 # The audit knows one host for both, section 2.7 the same owner's too.
 @pytest.mark.provokes("credential_to_realm")
 async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_registry_the_token(
@@ -295,7 +287,6 @@ async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_regis
     assert sent == {None, "Bearer of-a-stranger"}
 
 
-@pytest.mark.rule("R2")
 async def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(world):
     astray = Astray(world, TokenService({USER: SECRET}, anonymous=False))
     ran = await astray.run()
@@ -308,7 +299,6 @@ async def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_on
         assert secret not in ran.out + ran.err
 
 
-@pytest.mark.rule("R2")
 @pytest.mark.parametrize("number", [1, 2])
 async def test_who_has_asked_for_tokens_gets_no_password_for_a_stray_basic_challenge(world, number):
     """A proxy in front of some paths is enough for one; the token is renewed instead."""
@@ -323,7 +313,6 @@ async def test_who_has_asked_for_tokens_gets_no_password_for_a_stray_basic_chall
     astray.home.journal.matching("GET", "token").exactly(2)
 
 
-@pytest.mark.rule("R8")
 @pytest.mark.parametrize(
     "host", ["registry.example.test.evil.test", "evil-registry.example.test", "example.test"]
 )
@@ -338,7 +327,6 @@ async def test_a_name_that_looks_alike_gets_no_login(world, host):
     assert all("authorization" not in entry.headers for entry in alike.journal.entries)
 
 
-@pytest.mark.rule("R9")
 async def test_a_registry_that_speaks_no_tls_is_not_asked_without(world):
     plain = world.registry("registry.example.test")
     ran = await world.sync(
@@ -361,7 +349,6 @@ class Storage(Site):
         return Reception(Content(), lambda received: answer)
 
 
-@pytest.mark.rule("R1", "R3")
 @pytest.mark.parametrize("back", [True, False])
 async def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(astray, world, back):
     """Else a host that the registry trusts with blobs alone has us write anything there in our own
@@ -404,7 +391,6 @@ def tls(ca: Any, name: str) -> ssl.SSLContext:
 
 
 @pytest.mark.process
-@pytest.mark.rule("R1")
 def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
     serve, target, ca, tmp_path
 ):
@@ -440,7 +426,6 @@ def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
 
 @pytest.mark.in_process
 @pytest.mark.process
-@pytest.mark.rule("R4")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_name_that_leads_to_this_machine_gets_no_request(
     serve, target, speaker, ca, tmp_path, monkeypatch, secure
@@ -500,7 +485,6 @@ BOMBS: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-@pytest.mark.rule("R14")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_answer_that_names_much_more_is_refused_unread(source, target, name):
     kind, body, words = BOMBS[name]
@@ -514,7 +498,6 @@ def test_a_small_answer_that_names_much_more_is_refused_unread(source, target, n
     source.journal.matching("GET").exactly(1)
 
 
-@pytest.mark.rule("R14")
 def test_an_image_of_too_many_blobs_is_refused(source, target):
     """Each of its two children may have as many."""
     layers = [{**each, "mediaType": "a/b"} for each in entries(10_001)]
@@ -532,7 +515,6 @@ def test_an_image_of_too_many_blobs_is_refused(source, target):
 
 
 @pytest.mark.thorough
-@pytest.mark.rule("R14")
 def test_artifacts_that_all_have_artifacts_are_not_all_asked_for(source, target):
     """Each list may name 10,000: of 900 such lists a run held all, and a task for each of their
     entries.
@@ -578,7 +560,6 @@ def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serv
     assert [each.journal.connections() <= 3 for each in targets] == [True, True]
 
 
-@pytest.mark.rule("R17")
 async def test_a_thank_you_for_half_a_manifest_is_none(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     image = Seed(1).image(annotations={"a": "b" * 1_000_000}).load_into(source.app, "app", "v1")

@@ -299,7 +299,6 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
 LONG = ("silence in a body", "interim answers without end")
 
 
-@pytest.mark.rule("R3", "R4", "R6", "R11", "R12", "R13", "R14", "R15", "R17", "R18")
 @pytest.mark.provokes("blob_pulled_twice")  # a size that differs is asked for twice
 @pytest.mark.parametrize(
     ("blame", "name"),
@@ -342,7 +341,6 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
 }
 
 
-@pytest.mark.rule("R2", "R14")
 @pytest.mark.parametrize("name", TOKENS)
 def test_a_token_service_that_is_broken_ends_in_one_line(serve, target, name):
     answer, words, status = TOKENS[name]
@@ -362,7 +360,6 @@ def test_a_token_service_that_is_broken_ends_in_one_line(serve, target, name):
 # What is withstood.
 
 
-@pytest.mark.rule("R17")
 def test_an_answer_with_garbage_behind_it_counts_and_its_connection_does_not(scene):
     more = b"HTTP/1.1 200 OK\r\n\r\nmore"
     blobs(lambda data: raw("200 OK", data + more, Content_Length=str(len(data))))(scene)
@@ -406,7 +403,6 @@ def test_a_target_that_hides_blobs_behind_403_is_written_all_the_same(scene):
     assert scene.target.journal.count("HEAD", "blob"), "else this tests nothing"
 
 
-@pytest.mark.rule("R12")
 def test_a_target_that_lies_about_every_blob_gets_no_tag(scene):
     def lie(image: Image, request: Request) -> Answer | None:
         return Response(201) if request.parameter("mount") else None
@@ -426,7 +422,6 @@ def test_a_target_that_lies_about_every_blob_gets_no_tag(scene):
     assert not scene.target.app.tags("app")
 
 
-@pytest.mark.rule("R15")
 @pytest.mark.parametrize(
     ("what", "coding"),
     [
@@ -489,7 +484,6 @@ SHAPES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.rule("R17")
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_answer_is_one_answer_or_none(speaker, target, name):
     said, words = SHAPES[name]
@@ -586,7 +580,6 @@ SAID: dict[str, tuple[str, Answer]] = {
 }
 
 
-@pytest.mark.rule("R18")
 @pytest.mark.parametrize("form", ["-vv", "--log-format=json"])
 @pytest.mark.parametrize("name", SAID)
 def test_what_a_registry_says_is_one_clean_line(serve, target, name, form):
@@ -607,7 +600,6 @@ def test_what_a_registry_says_is_one_clean_line(serve, target, name, form):
         assert events.count("image_failed") == 1
 
 
-@pytest.mark.rule("R18")
 @pytest.mark.parametrize(
     "where", ["registries", "url", "from", "to", "source", "targets", "glob", "semver", "global"]
 )
@@ -637,7 +629,6 @@ def test_what_a_configuration_says_is_clean_lines(where):
     assert all(line.startswith(begins) for line in ran.err.splitlines())
 
 
-@pytest.mark.rule("R18")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -660,7 +651,6 @@ def test_what_a_command_line_says_is_one_clean_line(arguments):
 # test_canary*.py.
 
 
-@pytest.mark.rule("R10")
 def test_no_traceback_shows_what_was_repeated(scene):
     def repeat(request: Request) -> Answer | None:
         login = request.header("authorization")
@@ -674,7 +664,6 @@ def test_no_traceback_shows_what_was_repeated(scene):
     assert PAIR[:9] not in ran.err
 
 
-@pytest.mark.rule("R10")
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_registry_that_repeats_the_request_repeats_no_secret(scene, form):
     def repeat(request: Request) -> Answer | None:
@@ -690,7 +679,6 @@ def test_a_registry_that_repeats_the_request_repeats_no_secret(scene, form):
     assert "abc123" not in ran.out + ran.err
 
 
-@pytest.mark.rule("R10")
 @pytest.mark.long_wait
 def test_the_query_of_a_next_page_is_in_no_log(source, target):
     def pages(request: Request) -> Answer | None:
@@ -707,7 +695,6 @@ def test_the_query_of_a_next_page_is_in_no_log(source, target):
     assert "signed-secret" not in ran.out + ran.err
 
 
-@pytest.mark.rule("R19")
 def test_a_digest_is_no_login():
     for word in ("registry.test:5000/app@sha256:zz", "app:v1@sha512:"):
         assert word in run_regsync("tags", word).err

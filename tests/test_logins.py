@@ -327,7 +327,6 @@ async def test_a_chain_that_finds_nothing_is_told_once_and_stops_its_registry(ma
     machine.journal.matching().exactly(1)
 
 
-@pytest.mark.rule("R2", "R20")
 async def test_a_login_service_is_asked_without_following_where_it_leads(machine):
     elsewhere = machine.world.registry("elsewhere.test")
     moved = Response(302, [("Location", "http://elsewhere.test/")], b"")
@@ -336,7 +335,6 @@ async def test_a_login_service_is_asked_without_following_where_it_leads(machine
     elsewhere.journal.matching().none()
 
 
-@pytest.mark.rule("R20")
 @pytest.mark.parametrize("name", ["metadata.test", "169.254.129.2", "127.0.0.1"])
 async def test_plain_http_of_a_cloud_is_a_metadata_service_which_no_proxy_sees(machine, name):
     machine.unset("AWS_ACCESS_KEY_ID")

@@ -299,7 +299,6 @@ async def test_cloud_profile_is_used_instead_of_all_else(machine):
 # Whom to ask.
 
 
-@pytest.mark.rule("R8", "R20")
 @pytest.mark.parametrize(
     ("host", "asked"),
     [

@@ -311,7 +311,6 @@ def with_url(machine: AtGoogle, field: str, url: str, **more: Any) -> Info:
 URL_FIELDS = ("token_uri", "token_url", "service_account_impersonation_url", "url")
 
 
-@pytest.mark.rule("R20")
 @pytest.mark.parametrize(
     ("field", "url"),
     [
@@ -333,7 +332,6 @@ async def test_secrets_go_to_no_place_that_is_not_https(machine, field, url):
     assert {asked.place for asked in machine.heard} <= {"oauth2.googleapis.com/token"}
 
 
-@pytest.mark.rule("R20")
 @pytest.mark.parametrize(
     ("field", "name"),
     [

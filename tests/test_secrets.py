@@ -233,7 +233,6 @@ REPEATED = [
 ]
 
 
-@pytest.mark.rule("R10")
 @pytest.mark.parametrize(("who", "variant", "refusal"), REPEATED)
 async def test_what_servers_repeat_of_our_secrets_is_not_told(arranged, who, variant, refusal):
     scene, traces = arranged(variant)
@@ -287,7 +286,6 @@ async def test_a_renewed_refresh_token_that_a_token_service_repeats_is_not_told(
     assert not traces.found(ran)
 
 
-@pytest.mark.rule("R10")
 @pytest.mark.parametrize("kind", ["manifest", "tag_list"])
 @pytest.mark.parametrize("length", [50, 2000, 60_000])
 async def test_of_a_long_token_that_a_document_repeats_no_part_is_told(world, kind, length):
@@ -511,7 +509,6 @@ FIELDS += tuple(
 FILES += tuple(f"registries: {{one: {{url: a.test, {each}}}}}\nmappings: []\n" for each in FIELDS)
 
 
-@pytest.mark.rule("R19")
 @pytest.mark.parametrize("text", FILES, ids=hidden)
 def test_a_broken_configuration_is_told_without_its_secret(tmp_path, clean_env, text):
     file = tmp_path / "mirror.yaml"
@@ -627,7 +624,6 @@ TYPED = (
 )
 
 
-@pytest.mark.rule("R19")
 @pytest.mark.parametrize("line", TYPED, ids=hidden)
 def test_a_login_among_the_arguments_is_not_repeated(line):
     for more in ((), ("--json", "--log-format", "json")):

@@ -170,7 +170,6 @@ async def test_a_lost_child_that_the_source_no_longer_has_fails_its_image(mirror
 @pytest.mark.parametrize("rule", [{}, {"immutable_tags": "*"}], ids=["", "immutable"])
 @pytest.mark.parametrize("glob", ["v0", "*"])
 @pytest.mark.parametrize("moved", [False, True], ids=["", "moved"])
-@pytest.mark.rule("R12", "R16")
 async def test_a_target_that_lost_everything_is_brought_everything(mirror, rule, glob, moved):
     """What the state says of it is then as false as if somebody had made it up."""
     image = mirror.hold(v0=mirror.seed.image(sizes=(50, 70_000)))["v0"]
@@ -248,7 +247,6 @@ async def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_
 # What others put where the state is kept.
 
 
-@pytest.mark.rule("R12", "R16")
 @pytest.mark.parametrize("name", ["state.db", "state.lock", "state.db-journal"])
 @pytest.mark.parametrize("what", ["pipe", "link", "other name", "directory", "dangling link"])
 async def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nobody(
@@ -286,7 +284,6 @@ async def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_
         assert entries(mirror.cache)
 
 
-@pytest.mark.rule("R16")
 async def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(mirror, tmp_path):
     mirror.hold(v0=mirror.seed.image())
     before = os.umask(0)

@@ -64,7 +64,6 @@ def realm(url, registry=HERE, scheme="https", *, secret=True):
     return url
 
 
-@pytest.mark.rule("R2")
 @pytest.mark.parametrize(
     ("url", "registry"),
     [
@@ -116,7 +115,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.rule("R2")
 @pytest.mark.parametrize(
     ("url", "registry", "complaint"),
     [(*row, complaint) for complaint, rows in OTHERS.items() for row in rows],
@@ -137,7 +135,6 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.rule("R2")
 @pytest.mark.parametrize("host", ADDRESSES)
 def test_no_stranger_sends_us_to_a_private_address(host):
     assert is_private(host.strip("[]"))

@@ -149,7 +149,6 @@ async def test_a_host_of_nobody_looks_at_no_cloud(host):
     assert cloud.looked == 0
 
 
-@pytest.mark.rule("R9")
 async def test_a_clouds_login_never_goes_over_plain_http():
     cloud = Cloud()
     with pytest.raises(AuthError, match="plain HTTP") as caught:

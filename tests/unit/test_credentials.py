@@ -52,7 +52,6 @@ def login(found):
     return None if found is None else (found.username, found.password)
 
 
-@pytest.mark.rule("R8")
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -69,7 +68,6 @@ def test_each_auth_type_uses_its_own_source_only(fields, expected):
     assert (found and found[:4]) == expected
 
 
-@pytest.mark.rule("R9")
 @pytest.mark.parametrize(
     ("host", "environ", "expected"),
     [
@@ -94,7 +92,6 @@ def test_githubs_token_is_for_ghcr_only_and_does_not_travel_in_clear(host, envir
 HUB = "https://index.docker.io/v1/"
 
 
-@pytest.mark.rule("R8")
 @pytest.mark.parametrize(
     ("key", "host", "port", "matches"),
     [
@@ -195,7 +192,6 @@ def test_a_named_source_that_yields_nothing_names_every_place(method, places):
     assert caught.value.fatal
 
 
-@pytest.mark.rule("R19")
 @pytest.mark.parametrize(
     "content",
     [
@@ -224,7 +220,6 @@ def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(content
 LOGIN = {HOST: pair("u", "p")}
 
 
-@pytest.mark.rule("R8")
 @pytest.mark.parametrize(
     ("document", "method", "section"),
     [

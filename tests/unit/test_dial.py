@@ -68,7 +68,6 @@ fd00:ec2::254 fd00:0ec2:0::23 metadata.google.internal METADATA.google.internal.
 """
 
 
-@pytest.mark.rule("R20")
 @pytest.mark.parametrize("host", HERE.split())
 def test_loopback_and_metadata_addresses_never_see_a_proxy(host):
     """However they are written; nor where a registry with a proxy of its own sends us there."""
@@ -130,7 +129,6 @@ def test_proxy_values_parse(value, expected):
     assert found == Proxy(host, port, "HTTPS_PROXY", *login)
 
 
-@pytest.mark.rule("R19")
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
@@ -157,7 +155,6 @@ def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(value, com
         assert "hunter2" not in f"{caught.value!r} {caught.value.hint}"
 
 
-@pytest.mark.rule("R10")
 def test_text_of_a_proxy_shows_no_user_info():
     proxy = Proxy("2001:db8::1", 3128, "HTTPS_PROXY", "someone", "hunter2")
     assert str(proxy) == repr(proxy) == "http://[2001:db8::1]:3128"
@@ -341,7 +338,6 @@ async def test_the_static_program_asks_for_one_family_after_the_other(
 # Tunnels.
 
 
-@pytest.mark.rule("R7")
 @pytest.mark.parametrize(
     ("login", "origin", "target", "sent"),
     [

@@ -125,7 +125,6 @@ PRIVATE_HOSTS = """127.0.0.1 10.0.0.1 169.254.169.254 192.168.1.1 0.0.0.0 ::1 fe
     metadata.google.internal"""  # fmt: skip
 
 
-@pytest.mark.rule("R3", "R4")
 @pytest.mark.parametrize("host", PRIVATE_HOSTS.split())
 def test_a_public_registry_cannot_send_us_to_a_private_address(host):
     with pytest.raises(ProtocolBroken, match="private address"):
@@ -133,7 +132,6 @@ def test_a_public_registry_cannot_send_us_to_a_private_address(host):
     check_foreign(PRIVATE, Origin("http", host, 80))
 
 
-@pytest.mark.rule("R3", "R4")
 @pytest.mark.parametrize("host", ["storage.example", "1.1.1.1", "2606:4700::1111", "1password.com"])
 def test_a_public_registry_may_send_us_to_a_public_host_over_https_only(host):
     check_foreign(PUBLIC, Origin("https", host, 443))

@@ -132,7 +132,6 @@ def test_spelling_build_and_leading_zeros_do_not_count(tag, same):
     assert version(tag) == version(same)
 
 
-@pytest.mark.rule("R14")
 def test_a_version_of_many_identifiers_takes_no_more_than_its_text():
     """A listing may name a million of them, and to order them all are in memory at once."""
     tracemalloc.start()

@@ -150,7 +150,6 @@ async def test_a_token_is_asked_for_with_the_challenges_words():
     ]
 
 
-@pytest.mark.rule("R2")
 async def test_no_secret_moves_when_the_realm_is_refused():
     service = Service()
     at = service.login()
@@ -182,7 +181,6 @@ async def test_a_single_basic_challenge_after_tokens_is_not_believed():
     assert await header(at) == "Bearer t2"
 
 
-@pytest.mark.rule("R9")
 @pytest.mark.parametrize(("scheme", "sent"), [("https", BASIC), ("http", None)])
 async def test_a_saved_basic_challenge_is_answered_over_https_only(scheme, sent):
     at = Service().login(scheme=scheme)

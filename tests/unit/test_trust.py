@@ -187,7 +187,6 @@ USELESS = [
 ]  # fmt: skip
 
 
-@pytest.mark.rule("R14")
 @pytest.mark.usefixtures("ca_file")
 @pytest.mark.parametrize(("environ", "fields", "complaint"), USELESS)
 def test_what_leads_to_nothing_is_a_config_error_naming_it(
