@@ -326,7 +326,8 @@ async def test_who_waits_comes_in_turn_and_who_is_cancelled_leaves_nothing():
         await anyio.wait_all_tasks_blocked()
         assert order == []
         first.leave()
-    assert order == ["one", "two"]
+        await enter("newcomer", nullcontext())  # asks before "one" has looked
+    assert order == ["one", "two", "newcomer"]
     assert not gate._queues, "nobody is left"
 
 
