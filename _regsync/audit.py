@@ -26,7 +26,7 @@ from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, StateFile
 from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
 from _regsync.sync.discovery import Discovery, TagLookup
-from _regsync.sync.image import Traffic, Tree
+from _regsync.sync.image import Tree
 from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
@@ -84,6 +84,7 @@ class Audit:
         # What the targets hold, and which of its manifests are artifacts.
         self._found = Inspector(transport, self._discovery, reads_blobs=reads_blobs)
         self._artifacts = set[tuple[str, RepositoryKey]]()
+        self.traffic = self._found.traffic  # for the line of progress
         # By target and digest, a lock that is held while a tag is fetched that probably names this
         # digest.
         self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
@@ -304,12 +305,6 @@ class Audit:
     @property
     def bytes_moved(self) -> int:
         return self.transport.blob_bytes
-
-    @property
-    def traffic(self) -> Traffic:
-        traffic = Traffic()
-        traffic.expected_bytes = self._found.bytes_to_read
-        return traffic
 
     def undone_text(self) -> str:
         """Return the message for an interrupted audit."""

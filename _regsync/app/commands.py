@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from _regsync.config import Config, ConfigFile
     from _regsync.oci import Reference
     from _regsync.pins import Lock
-    from _regsync.sync.retry import Retry
+    from _regsync.sync.mappings import Retry
     from _regsync.tags import TagRule
 
 # What a command gives: its exit status, or the work that is left to do on an event loop, which
@@ -154,7 +154,7 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
     """
     if not arguments.locked and arguments.lock is None:
         return None
-    from _regsync.app.locking import open_lock
+    from _regsync.app.running import open_lock
 
     path = lock_path(arguments)
     lock = open_lock(path)
@@ -295,7 +295,7 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
     """
     if arguments.retry_from is None:
         return None
-    from _regsync.sync.retry import Retry
+    from _regsync.sync.mappings import Retry
 
     path = arguments.retry_from
     if path == "-" and arguments.config == "-":
@@ -319,23 +319,22 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
 
 
 def run_lock(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app import locking
+    from _regsync.app.running import update_lock
 
     config = read_config(arguments.config, console)
     return partial(
-        locking.update_lock,
+        update_lock,
         lock_path(arguments),
         config,
-        locking.select_mappings(arguments.only, config),
         console,
-        keeps_others=bool(arguments.only),  # the lines of the mappings that `--only` does not name
+        only=arguments.only,
         recheck=arguments.recheck,
         is_check=arguments.check,
     )
 
 
 def run_audit(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app.auditing import audit
+    from _regsync.app.running import audit
 
     check_can_be_written(arguments.receipt)
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)

@@ -116,13 +116,6 @@ def report_document(
     }
 
 
-def print_report(
-    report: Report | Audit, started_at: str, elapsed: float, transport: Transport, console: Console
-) -> None:
-    """Print the report of `--json`. `elapsed` is in seconds."""
-    console.print_document(report_document(report, started_at, elapsed, transport))
-
-
 @contextmanager
 def private_files() -> Iterator[None]:
     """Make files and directories that are created in the block accessible to the user only."""

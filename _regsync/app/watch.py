@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from _regsync import __version__
 from _regsync.app.console import Console
-from _regsync.app.environment import connected, listen_for_signals, print_report, utc_now
+from _regsync.app.environment import connected, listen_for_signals, report_document, utc_now
 from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
 from _regsync.config import Config
@@ -198,7 +198,8 @@ class Watch:
 
         duration = anyio.current_time() - start
         if self._console.writes_json:
-            print_report(report, started_at, duration, self._transport, self._console)
+            document = report_document(report, started_at, duration, self._transport)
+            self._console.print_document(document)
         cycle = {
             "number": self._cycle_number,
             "started_at": started_at,

@@ -20,6 +20,7 @@ from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size
+from _regsync.sync.image import Traffic
 from _regsync.sync.once import Once, gather
 from _regsync.text import size_text
 
@@ -119,7 +120,7 @@ class Inspector:
         # How many blobs were read, their bytes, and the bytes of the blobs that are to be read.
         self.blobs_read = 0
         self.bytes_read = 0
-        self.bytes_to_read = 0
+        self.traffic = Traffic()
         # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
         self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
 
@@ -200,7 +201,7 @@ class Inspector:
             raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
         # An empty JSON object, or a blob that is embedded in its descriptor, need not be read.
         if self._reads_blobs and known_body(blob) is None:
-            self.bytes_to_read += blob.size
+            self.traffic.expected_bytes += blob.size
             await self._read_blob(target, blob)
             self.blobs_read += 1
             self.bytes_read += blob.size

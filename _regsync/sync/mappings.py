@@ -1,12 +1,13 @@
-"""Assign tags to mappings, and mappings to shards.
+"""Which run copies which tag: of mappings that select the same, of shards, and after a failed run.
 
-Owns: what happens if two mappings write the same target tag; shards.
+Owns: what happens if two mappings write the same target tag; retries; shards.
 May not know: how tags are found, how anything is copied, clocks, tasks.
 Invariants:
 - I10: on a conflict the earlier mapping wins.
+- An image that is not in the report of a retry is not copied.
 - Each mapping is in exactly one shard. Mappings with a common target repository are in the same
   shard, so that conflicts are detected.
-Follows: docs/design.md section 3, docs/operations.md "How much at the same time".
+Follows: docs/design.md sections 2 ("Retry") and 3, docs/operations.md "How much at the same time".
 """
 
 from __future__ import annotations
@@ -95,6 +96,72 @@ def _order_versions_first(tags: Iterable[str]) -> list[str]:
     """Order versions such as `1.2.3` before other tags, such as `latest` for the same image (I2)."""
     # `sorted` is stable: versions keep their order, and so do other tags.
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
+
+
+# Retries.
+
+
+class Retry:
+    """The images of a report that failed or were left undone, to which a run is narrowed.
+
+    The run selects tags as ever, so that a conflict of mappings ends as in a run of all mappings
+    (I10). Of what it selects, only these images are copied.
+    """
+
+    def __init__(self, images: Iterable[tuple[str, str]], mappings: Iterable[MappingRule]) -> None:
+        """`images` are pairs of source and target, as full references with host. `mappings` are
+        those of the configuration.
+        """
+        # By the full names of source and target repository, the tags to retry. ALL_TAGS is among
+        # them if the tags of a mapping could not be listed.
+        self._tags = defaultdict[tuple[str, str], set[str]](set)
+        for source, target in images:
+            source_repository, _, tag = source.rpartition(":")
+            target_repository, _, target_tag = target.rpartition(":")
+            if tag == target_tag:  # no mapping copies a tag to another tag
+                self._tags[source_repository, target_repository].add(tag)
+
+        # The mappings that write a repository of the images: those that the retry needs.
+        repositories = {target for _, target in self._tags}
+        self.mappings = tuple(
+            mapping
+            for mapping in mappings
+            if any(_names_of(mapping, target)[1] in repositories for target in mapping.targets)
+        )
+
+    def tags_of(self, mapping: MappingRule) -> list[str]:
+        """Return the tags of a mapping to retry at any target, sorted, perhaps with ALL_TAGS."""
+        return sorted({tag for each in mapping.targets for tag in self._tags_at(mapping, each)})
+
+    def filter_tags(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
+        """Return the tags to retry, each with only the targets at which it is retried."""
+        filtered = list[WantedTag]()
+        for wanted in tags:
+            targets = tuple(target for target in wanted.targets if self._includes(wanted, target))
+            if targets:
+                filtered.append(wanted._replace(targets=targets))
+        return filtered
+
+    def _includes(self, wanted: WantedTag, target: Registry) -> bool:
+        """Report whether a tag is retried at a target.
+
+        ALL_TAGS, the tag of a mapping that could not be listed, is retried if any tag is retried.
+        """
+        tags = self._tags_at(wanted.mapping, target)
+        return wanted.tag in tags or ALL_TAGS in tags or (wanted.tag == ALL_TAGS and bool(tags))
+
+    def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
+        """Return the tags of a mapping to retry at one target. ALL_TAGS may be among them."""
+        return self._tags.get(_names_of(mapping, target), set())
+
+
+def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
+    """Return the full names of the source and the target repository, as in a report."""
+    source = mapping.source.name_of(mapping.source_repository)
+    return source, target.name_of(mapping.target_repository)
+
+
+# Shards.
 
 
 def config_of_shard(config: Config, number: int, total: int) -> Config:

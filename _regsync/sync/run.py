@@ -40,7 +40,7 @@ from _regsync.tags import compile_glob
 if TYPE_CHECKING:
     from _regsync.pins import Lock
     from _regsync.sync.dry_run import DryRun
-    from _regsync.sync.retry import Retry
+    from _regsync.sync.mappings import Retry
 
 # Seconds for which copies under way may continue after a signal (docs/specification.md section
 # 1.6).
