@@ -29,18 +29,6 @@ STATUSES = """\
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 
-# Old commands and options -> what to do instead. An option follows its command; its N is a number.
-GONE = {
-    "analyze": "`sync --dry-run` shows how many images and bytes a run would move, and what it would mount",
-    "lock --diff": "`lock --check` shows the changes and does not write the lock file",
-    "lock --markdown": "`lock` prints a line for each change",
-    "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
-    "expand --show-secrets": "secrets are never printed; the variables of the configuration have them",
-    "schema --report": "the source code has that schema, in tests/report.schema.json",
-    "report --to text": "`--to markdown` shows the failures by cause, and the figures",
-}
-
-
 # The table of commands.
 
 # Options are written as help shows them, one a line: names, what stands for a value, two blanks, and
@@ -297,7 +285,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     name, words = (argv[0], argv[1:]) if argv else ("", [])
     if name == "--version":
         name = "version"
-    check_is_not_gone(name, words)
     if name in COMMANDS:
         parser = command_parser(name, COMMANDS[name])
     elif name in ("-h", "--help"):
@@ -313,16 +300,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
     return arguments
-
-
-def check_is_not_gone(name: str, words: Sequence[str]) -> None:
-    """Raise ConfigError if the command, or one of its options in `words`, is one of GONE."""
-    text = f" {' '.join(words)} ".replace("=", " ")
-    for old, instead in GONE.items():
-        command, _, option = old.partition(" ")
-        pattern = f" {option.replace('N', '[0-9]+')} "
-        if command == name and (not option or re.search(pattern, text)):
-            raise ConfigError(f"`{old}` is gone: {instead}")
 
 
 def program_parser() -> Parser:
