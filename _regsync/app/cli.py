@@ -8,17 +8,21 @@ Follows: docs/design.md section 2.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from _regsync import edge, fips
 from _regsync.app import commands
 from _regsync.app.console import Console
-from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.text import forget_all_secrets, mask_unless_word, printable
+
+if TYPE_CHECKING:
+    import ssl
 
 STATUSES = """\
   0    nothing failed, even if there was nothing to do
@@ -523,3 +527,33 @@ def report_error(console: Console, error: BaseException) -> int:
     if reported.code == AuthError.code:
         return AuthError.exit_status
     return reported.exit_status
+
+
+# The edge of this process: its sockets, clock, environment and threads.
+
+
+def process_edge() -> edge.Edge:
+    return edge.Edge(connect, start_tls, time.time, random_fraction, in_thread, os.environ)
+
+
+async def connect(host: str, port: int) -> Any:
+    from _regsync.net import dial  # imported late, because most commands connect to nothing
+
+    return await dial.connect(host, port)
+
+
+async def start_tls(stream: Any, context: ssl.SSLContext, host: str) -> Any:
+    from _regsync.net import dial
+
+    return await dial.handshake(stream, context, host)
+
+
+def random_fraction() -> float:
+    """Return a random number from 0 to 1, without 1. The module `random` takes long to import."""
+    return int.from_bytes(os.urandom(6), "big") / 2**48
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(function, *arguments)

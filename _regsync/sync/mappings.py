@@ -19,7 +19,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import ConfigError, MappingConflict
+from _regsync.errors import ConfigError, Side, SyncError
 from _regsync.text import printable
 
 # Kubernetes sets this variable in the pods of an Indexed Job.
@@ -58,7 +58,7 @@ class WantedTag(NamedTuple):
 
 def assign_tags(
     selections: Iterable[tuple[MappingRule, Iterable[str]]],
-) -> tuple[list[WantedTag], list[tuple[WantedTag, MappingConflict]]]:
+) -> tuple[list[WantedTag], list[tuple[WantedTag, SyncError]]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
     `selections` has each mapping with the tags that it selects, in the order of the configuration.
@@ -69,7 +69,7 @@ def assign_tags(
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
     assigned = list[WantedTag]()
-    conflicts = list[tuple[WantedTag, MappingConflict]]()
+    conflicts = list[tuple[WantedTag, SyncError]]()
 
     for mapping, tags in selections:
         for tag in _order_versions_first(tags):
@@ -83,7 +83,8 @@ def assign_tags(
                 elif owner.source_key != mapping.source_key:
                     text = f"mappings[{owner.index}] writes this tag too, from another source"
                     hint = "give one of the two mappings another `to`, or narrow its tags"
-                    error = MappingConflict(text, hint=hint)
+                    error = SyncError(text, hint=hint)
+                    error.side = Side.TARGET
                     conflicts.append((WantedTag(mapping, tag, (target,)), error))
                 # Otherwise the owner copies the same tag of the same source.
             if free_targets:
