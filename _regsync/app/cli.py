@@ -41,9 +41,7 @@ STATUSES = """\
 # unless it stands in brackets. A meaning may end with the `(default: VALUE)`.
 
 CONFIG = "-c, --config FILE   the configuration; - reads standard input"
-FILE_OR_CONFIG = f"""\
-[FILE]              the configuration; - reads standard input
-[{CONFIG.replace("FILE   ", "FILE]  ")}"""
+FILE = "FILE                the configuration; - reads standard input"
 JSON = "--json              write one JSON document to standard output"
 LOCK = """\
 --lock PATH         the lock file; implies --locked (default: FILE with .lock as its ending: mirror.lock for
@@ -237,13 +235,13 @@ FILE                the JSON report; - reads standard input
         examples="""\
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml""",
-        options=FILE_OR_CONFIG,
+        options=FILE,
     ),
     "expand": Command(
         summary="print what was understood of a configuration, without its secrets",
         statuses="0 3",
         examples="regsync expand mirror.yaml",
-        options=FILE_OR_CONFIG,
+        options=FILE,
     ),
     "schema": Command(
         summary="print the JSON Schema of the configuration",
@@ -260,12 +258,9 @@ Editors complete a configuration that begins with
         statuses="0 3",
         examples="""\
 regsync version --json
-regsync version --sbom >regsync.cdx.json
 
-It also runs where the FIPS gate is closed, and says why. Only a built file has an inventory, a checkout has none.""",
-        options=f"""\
-{JSON}
---sbom              print an inventory of the file (CycloneDX)""",
+It also runs where the FIPS gate is closed, and says why.""",
+        options=JSON,
     ),
 }
 

@@ -226,10 +226,7 @@ def run_copy(arguments: Namespace, console: Console) -> Outcome:
     source = read_reference(arguments.src)
     target = read_reference(arguments.dst)
     check_has_repository(source)
-    source_reference = source.digest or source.tag
-    if source_reference is None:
-        source_reference = "latest"
-        console.log("info", "default_tag", f"{source}: no tag given, using latest")
+    source_reference = source.digest or source.tag or "latest"
     # An index that is trimmed to some platforms has another digest than the source's.
     has_same_digest = target.digest == source.digest and not arguments.platform
     if target.digest is not None and not has_same_digest:
@@ -432,24 +429,15 @@ def rule_from_options(arguments: Namespace) -> TagRule:
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:
-    log_warnings(load_config(only_name(arguments)), console)
+    log_warnings(load_config(arguments.file), console)
     return 0
 
 
 def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
-    console.print_text(expand(read_config_file(only_name(arguments))))
+    console.print_text(expand(read_config_file(arguments.file)))
     return 0
-
-
-def only_name(arguments: Namespace) -> str:
-    """Return the name of the configuration, which is an argument or the value of an option."""
-    names = [name for name in (arguments.file, arguments.config) if name is not None]
-    if len(names) != 1:
-        hint = f"see `regsync {arguments.command} --help`"
-        raise ConfigError("one configuration is needed: FILE or -c/--config FILE", hint=hint)
-    return str(names[0])
 
 
 def run_report(arguments: Namespace, console: Console) -> int:
@@ -471,9 +459,6 @@ def run_schema(arguments: Namespace, console: Console) -> int:
 
 
 def run_version(arguments: Namespace, console: Console) -> int:
-    if arguments.sbom:
-        console.print_text(read_inventory())
-        return 0
     facts = describe_version(arguments.closed_reason)
     if arguments.json:
         console.print_document(facts)
@@ -494,35 +479,15 @@ def describe_version(closed_reason: str) -> dict[str, object]:
         gate = "FIPS gate holds: {name} {version} is active".format(**provider)
         if IS_STATIC:
             gate += f": {fips.CLAIM}"
-    try:
-        import _ssl  # faster than `ssl`, and the version is all that is needed
+    import _ssl  # faster than `ssl`, and the version is all that is needed
 
-        openssl = _ssl.OPENSSL_VERSION
-    except ImportError:  # an interpreter that was built without OpenSSL
-        openssl = "no OpenSSL"
-    name = sys.implementation.name
     return {
         "schema": 1,
         "version": __version__,
         "build": ("static-" if IS_STATIC else "") + ("fips" if FIPS_BUILD else "nofips"),
-        "python": f"{'CPython' if name == 'cpython' else name} {sys.version.split()[0]}",
-        "openssl": openssl,
+        "python": f"CPython {sys.version.split()[0]}",
+        "openssl": _ssl.OPENSSL_VERSION,
         "gate": gate,
         "gate_holds": provider is not None,
         "provider": provider,
     }
-
-
-def read_inventory() -> str:
-    """Return the SBOM (CycloneDX) that the build has put into the file.
-
-    Raises ConfigError if the program runs from its sources, because they have no SBOM.
-    """
-    loader = globals()["__loader__"]  # that of a zip file has `archive`, the path of the file
-    if not hasattr(loader, "archive"):
-        raise ConfigError(
-            "--sbom: a checkout has no inventory, only a built file has one",
-            hint="build a file with tools/build_zipapp.py",
-        )
-    inventory: bytes = loader.get_data(f"{loader.archive}/sbom.cdx.json")
-    return inventory.decode()

@@ -76,10 +76,6 @@ async def run(
     """
     start = anyio.current_time()
     started_at = utc_now()
-    if kind != "plan" and config.cache_dir is None:
-        message = "nothing is kept for the next run: there is no configuration file"
-        console.log("info", "no_state", f"{message}, and no absolute cache_dir")
-
     report = Report()
     stop = anyio.Event()  # set by the first signal
     async with connected(console) as transport:
