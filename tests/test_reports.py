@@ -34,10 +34,7 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source, tar
     }
     assert (found["app:v1"]["reason"], found["multi:v1"]["reason"]) == ("unchanged", None)
     mappings = {each["to"]: each for each in ran.report["mappings"]}
-    assert list(mappings) == ["app", "multi", "ill", "none", "part"]
-    assert mappings["none"]["error"] == found["none:*"]["error"]
-    assert (mappings["none"]["selected"], mappings["none"]["dropped"]) == (0, {})
-    assert [name for name, each in mappings.items() if "error" in each] == ["none"]
+    assert list(mappings) == ["app", "multi", "ill", "part"], "what was not listed has no figures"
     error = found["ill:v1"]["error"]
     known = {"code": "TARGET_ERROR", "status": 500, "side": "target", "retries": 4}
     assert error == {**known, "message": error["message"], "hint": error["hint"]}
@@ -47,8 +44,7 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source, tar
     assert "source_digest" not in index
     for image in ran.images:
         assert sum(image["artifacts"].values()) == 0
-        assert 0 <= image["started_s"] <= image["started_s"] + image["duration_s"]
-        assert image["started_s"] + image["duration_s"] <= ran.report["duration_s"] + 0.01
+        assert 0 <= image["duration_s"] <= ran.report["duration_s"] + 0.01
 
 
 def test_bytes_that_need_not_be_sent_count_once_for_each_target_repository(source, target):
@@ -117,7 +113,6 @@ def image(number: int = 0, **fields: Any) -> dict[str, Any]:
         "reason": None,
         "error": None,
         "bytes": 1000,
-        "started_s": float(number),
         "duration_s": 1.5,
         "blobs": {"transferred": 3, "mounted": 2, "skipped": 1},
         "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},

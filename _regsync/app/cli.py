@@ -494,14 +494,14 @@ def log_level(arguments: argparse.Namespace) -> str:
 
 def report_error(console: Console, error: BaseException) -> int:
     """Show the error that ended a command, unless it is a broken pipe. Returns the exit status."""
+    # A task group raises an exception group. Report its first exception.
+    while members := getattr(error, "exceptions", None):
+        error = members[0]
     if isinstance(error, KeyboardInterrupt):
         return 130
     # An invalid configuration or command line is no defect of this program.
     if console.shows("trace") and not isinstance(error, ConfigError):
         console.show_traceback(error)
-    # A task group raises an exception group. Report its first exception.
-    while members := getattr(error, "exceptions", None):
-        error = members[0]
 
     if isinstance(error, RegsyncError):
         reported = error

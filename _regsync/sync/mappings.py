@@ -130,10 +130,6 @@ class Retry:
             if any(_names_of(mapping, target)[1] in repositories for target in mapping.targets)
         )
 
-    def tags_of(self, mapping: MappingRule) -> list[str]:
-        """Return the tags of a mapping to retry at any target, sorted, perhaps with ALL_TAGS."""
-        return sorted({tag for each in mapping.targets for tag in self._tags_at(mapping, each)})
-
     def filter_tags(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
         """Return the tags to retry, each with only the targets at which it is retried."""
         filtered = list[WantedTag]()
@@ -191,10 +187,8 @@ def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
     number, _, total = text.partition("/")
     shown = printable(text, 40)
     if text.startswith("/"):
-        pod_index = environ.get(_INDEX_VARIABLE)
-        number = pod_index or ""
-        shown_index = "not set" if pod_index is None else printable(pod_index, 40)
-        shown = f"{shown} ({_INDEX_VARIABLE}: {shown_index})"
+        number = environ.get(_INDEX_VARIABLE, "")
+        shown = f"{shown} ({_INDEX_VARIABLE}: {printable(number, 40) or 'not set'})"
 
     are_numbers = all(_SHARD_NUMBER.fullmatch(part) is not None for part in (number, total))
     # This also refuses a total of 0.

@@ -31,7 +31,6 @@ class Outcome(NamedTuple):
     until: int | None = None  # when `min_age` no longer holds it, in seconds since 1970
     error: RegsyncError | None = None
     bytes: int = 0  # sent to the target for the image and its artifacts
-    started: float = 0.0  # when the copy began, in seconds since the run's start
     duration: float = 0.0  # seconds
     transferred: tuple[str, ...] = ()  # the digests of the blobs that were uploaded
     mounted: int = 0  # how many blobs were mounted
@@ -78,7 +77,6 @@ class Outcome(NamedTuple):
             **({"until": time_text(self.until)} if self.until is not None else {}),
             "error": error_json(self.error),
             "bytes": self.bytes,
-            "started_s": round(self.started, 3),
             "duration_s": round(self.duration, 3),
             "blobs": {
                 "transferred": len(self.transferred),
@@ -140,10 +138,9 @@ class MappingSelection(NamedTuple):
     target: str
     selected: int = 0  # the number of selected tags
     dropped: Mapping[str, int] = {}  # the number of dropped tags by reason
-    error: RegsyncError | None = None  # why the tags of the source could not be listed
 
     def line(self) -> str:
-        """Format the line of a dry run about the mapping. The mapping must have no error."""
+        """Format the line of a dry run about the mapping."""
         line = f"select {self.source} -> {self.target}: {self.selected} tags"
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         return f"{line} (dropped: {dropped})" if dropped else line
@@ -155,7 +152,6 @@ class MappingSelection(NamedTuple):
             "to": self.target,
             "selected": self.selected,
             "dropped": dict(self.dropped),
-            **({"error": error_json(self.error)} if self.error is not None else {}),
         }
 
 
@@ -168,7 +164,7 @@ class Report:
         # blob counts once for each target repository.
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
-        # By the mapping's index in the configuration.
+        # By the mapping's index in the configuration, without those that could not be listed.
         self.selections = dict[int, MappingSelection]()
 
         # Whether the run has not ended by itself. It is True while the run is under way.
@@ -259,11 +255,7 @@ class Report:
 
     def plan(self) -> list[str]:
         """Return the lines of a dry run: the selection of each mapping, each image, the totals."""
-        lines = [
-            selection.line()
-            for _, selection in sorted(self.selections.items())
-            if selection.error is None
-        ]
+        lines = [selection.line() for _, selection in sorted(self.selections.items())]
         for outcome in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
             lines += outcome.plan_lines()
 

@@ -162,8 +162,6 @@ class Run:
         # By index, the mappings whose tags have not been selected yet.
         self._unlisted = dict[int, MappingRule]()
         self._selected = list[_Selected]()
-        # When the run began, on the clock of the event loop.
-        self._run_began = 0.0
         self._lookup_tasks: anyio.abc.TaskGroup
         # The copies into layouts that a power cut can still lose. They are reported when it cannot.
         self._unsaved_copies = list[ImageCopy]()
@@ -202,7 +200,6 @@ class Run:
 
         The report is complete afterwards.
         """
-        self._run_began = anyio.current_time()
         for registry in self._config.registries_in_use:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
@@ -263,9 +260,8 @@ class Run:
         undone = list[Undone]()
         selected = list(self._selected)
         for mapping in self._unlisted.values():
-            tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
-            all_wanted = [WantedTag(mapping, tag, mapping.targets) for tag in tags]
-            selected += map(self._new_selected, self._filter_by_retry(all_wanted))
+            all_of_it = WantedTag(mapping, ALL_TAGS, mapping.targets)
+            selected += map(self._new_selected, self._filter_by_retry([all_of_it]))
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         for each in selected:
             undone += [Undone(*names) for names in self._names(each) if names not in ended]
@@ -326,19 +322,15 @@ class Run:
         If the source cannot be listed, returns no tags and reports one failed image for each
         target.
         """
-        source = self._discovery.source_of(mapping)
         try:
             selection = await self._discovery.select_tags(mapping)
         except SyncError as error:
-            self._report.selections[mapping.index] = MappingSelection(
-                str(source), mapping.target_repository, error=error
-            )
             self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
         reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
-            str(source),
+            str(self._discovery.source_of(mapping)),
             mapping.target_repository,
             selected=len(selection.kept),
             dropped=dict(sorted(reasons.items())),
@@ -595,9 +587,7 @@ class Run:
         if search.key and is_worth_recording:
             self._knowledge.record_artifact_check(search.key, check_after(copy))
         outcome = copy.outcome(
-            started=copy.began - self._run_began,
-            duration=anyio.current_time() - copy.began,
-            is_dry_run=self._report.is_dry_run,
+            duration=anyio.current_time() - copy.began, is_dry_run=self._report.is_dry_run
         )
         self._report_outcome(outcome)
 
@@ -617,7 +607,6 @@ class Run:
         """Report how a tag ended at targets to which nothing is copied. `fields` are those of Outcome
         that are the same at them; `began` is on the clock of the event loop.
         """
-        fields["started"] = began - self._run_began
         fields["duration"] = anyio.current_time() - began
         for source, target in self._names(_Selected(wanted, tags)):
             self._report_outcome(Outcome(source, target, **fields))
