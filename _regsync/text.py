@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 from urllib.parse import unquote
@@ -237,7 +236,6 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-@lru_cache(maxsize=1024)  # the entries of one run have few different times
 def time_text(seconds: float) -> str:
     """Format a time, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
     moment = datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), timezone.utc)
