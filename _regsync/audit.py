@@ -55,8 +55,8 @@ class Audit:
         config: Config,
         emit: Callable[[Finding | Outcome], None],
         *,
-        reads_blobs: bool = False,
-        lock: Lock | None = None,
+        reads_blobs: bool,
+        lock: Lock | None,
     ) -> None:
         """Prepare to check all images that `config` selects.
 

@@ -243,7 +243,8 @@ async def test_an_interrupted_retry_leaves_the_mappings_undone_that_it_has_not_l
     async with stopped_at(10):
         ran = await mirror.retry()
     ends = {"source": "source.test/b:*", "target": "east.test/c:*"}
-    assert (ran.status, ran.report["undone"]) == (143, [{**ends, "status": "undone"}])
+    [undone] = ran.report["undone"]
+    assert (ran.status, undone.items() >= {**ends, "status": "undone"}.items()) == (143, True)
 
 
 # With a lock, a layout, an age.

@@ -65,7 +65,7 @@ def read_config_file(name: str) -> ConfigFile:
 
     return ConfigFile(
         text=read_bytes(name, LARGEST_CONFIG),
-        name="standard input" if name == "-" else name,
+        name=input_name(name),
         environ=edge.current().environ,
         base_dir="" if name == "-" else os.path.dirname(os.path.abspath(name)),
     )
@@ -218,7 +218,7 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
 
 
 def run_copy(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app.running import SingleImage, run
+    from _regsync.app.running import run
     from _regsync.config import ArtifactRule, MappingRule, registry_for
     from _regsync.tags import TagRule
 
@@ -254,11 +254,10 @@ def run_copy(arguments: Namespace, console: Console) -> Outcome:
             " and writes at the same time",
             hint="set max_concurrent to 2 or more",
         )
-    target_reference = target.digest or target.tag or source_reference
-    image = SingleImage(mapping, source_reference, target_reference)
+    references = (source_reference, target.digest or target.tag or source_reference)
     config = config._replace(mappings=(mapping,))
     # With `recheck` the image's artifacts are looked up whatever the saved state says about them.
-    return partial(run, config, console, kind="copy", image=image, recheck=True)
+    return partial(run, config, console, kind="copy", references=references, recheck=True)
 
 
 def run_sync(arguments: Namespace, console: Console) -> Outcome:

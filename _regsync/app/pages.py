@@ -44,9 +44,6 @@ _STATUS_WORDS = {
 
 Json: TypeAlias = dict[str, Any]  # a report, or a part of it: see tests/report.schema.json
 
-# What an image that was left undone has beside its names and its status.
-_UNDONE: Json = {"reason": None, "error": None, "bytes": 0, "duration_s": 0.0}
-
 
 # Reading.
 
@@ -77,7 +74,7 @@ def read_report(data: bytes, name: str) -> Json:
             raise ValueError(f"its `schema` is {run['schema']!r}, and only 1 can be read")
         if "error" in run:
             raise ValueError(f"its command ended before it tried any: {run['error']['message']}")
-        run["images"] += [{**_UNDONE, **image} for image in run.get("undone", ())]
+        run["images"] += run.get("undone", ())
         for image in run["images"]:
             names = image["source"], image["target"]
             if not all(isinstance(each, str) for each in names):
@@ -235,24 +232,21 @@ def _markdown(text: str) -> str:
 
 
 def as_junit(run: Json) -> str:
-    """Format the report as JUnit XML: a suite for each pair of repositories, a case for each image
-    and target.
+    """Format the report as JUnit XML: a case for each image and target, whose class is the target's
+    repository.
 
     A case has passed if the image is at the target, including an image that was there unchanged.
     """
-    suites = defaultdict[str, list[Json]](list)
-    for image in run["images"]:
-        _, target = split_full_name(_repository_of(image["target"]))
-        suites[f"{_repository_of(image['source'])} to {target}"].append(image)
-
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
-    lines.append(f"<testsuites {_junit_counts('regsync', run['images'], run['duration_s'])}>")
-    for name, images in suites.items():
-        seconds = sum(image["duration_s"] for image in images)
-        lines.append(f"<testsuite {_junit_counts(name, images, seconds)}>")
-        lines += map(_junit_case, images)
-        lines.append("</testsuite>")
-    lines.append("</testsuites>")
+    images = run["images"]
+    counts = Counter(image["status"] for image in images)
+    held_back = sum(map(_is_held_back, images))
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuite name="regsync" time="{run["duration_s"]:.3f}" tests="{len(images)}"'
+        f' failures="{counts["failed"]}" errors="{counts["undone"]}" skipped="{held_back}">',
+        *map(_junit_case, images),
+        "</testsuite>",
+    ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -260,15 +254,6 @@ def _repository_of(reference: str) -> str:
     """Return a reference without its tag or digest."""
     host, name = split_full_name(reference)
     return full_name(host, re.split("[@:]", name)[0])
-
-
-def _junit_counts(name: str, images: Sequence[Json], seconds: float) -> str:
-    counts = Counter(image["status"] for image in images)
-    held_back = sum(map(_is_held_back, images))
-    return (
-        f'name="{_xml(name)}" time="{seconds:.3f}" tests="{len(images)}"'
-        f' failures="{counts["failed"]}" errors="{counts["undone"]}" skipped="{held_back}"'
-    )
 
 
 def _is_held_back(image: Json) -> bool:

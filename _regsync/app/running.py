@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -44,20 +44,12 @@ if TYPE_CHECKING:
 RunKind = Literal["sync", "copy", "plan"]
 
 
-class SingleImage(NamedTuple):
-    """The image of a run of the kind `copy`."""
-
-    mapping: MappingRule
-    reference: str  # tag or digest at the source
-    target_reference: str  # tag or digest at the target
-
-
 async def run(
     config: Config,
     console: Console,
     *,
     kind: RunKind,
-    image: SingleImage | None = None,
+    references: tuple[str, str] | None = None,
     recheck: bool = False,
     verify: bool = False,
     lock: Lock | None = None,
@@ -66,11 +58,11 @@ async def run(
 ) -> int:
     """Carry out one run and show its results. Returns the exit status.
 
-    `image` is the image of a copy, and None for the other kinds, which run all mappings. With
-    `recheck`, artifacts are looked up whatever the saved state says about them. With `verify`,
-    targets are asked for every part of every image, too. With a lock, its tags and digests stand in
-    for those of the sources. With `retry`, only its images are copied. Markdown is written to
-    `summary_path`.
+    `references` are those of a copy, a tag or digest at the source and at the target, and its
+    mapping is the only one. The other kinds run all mappings. With `recheck`, artifacts are looked
+    up whatever the saved state says about them. With `verify`, targets are asked for every part of
+    every image, too. With a lock, its tags and digests stand in for those of the sources. With
+    `retry`, only its images are copied. Markdown is written to `summary_path`.
 
     If a signal has interrupted the run, the exit status is 128 and the signal's number.
     """
@@ -94,10 +86,10 @@ async def run(
             lock=lock,
             retry=retry,
         )
-        if image is None:
+        if references is None:
             act = partial(work.sync, stop)
         else:
-            act = partial(work.copy, image.mapping, image.reference, image.target_reference, stop)
+            act = partial(work.copy, config.mappings[0], *references, stop)
         signals = await carry_out(act, console, work.scheduler, stop)
     elapsed = anyio.current_time() - start
 

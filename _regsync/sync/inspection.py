@@ -77,9 +77,9 @@ class Inspection:
         """Record an error."""
         self.error = self.error or error
 
-    def exceed(self, error: ContentError, operation: str) -> None:
+    def exceed(self, error: ContentError) -> None:
         """Record that the image has more parts than are looked at."""
-        self.fail(error.add_context(Side.TARGET, operation, self.target_name))
+        self.fail(error.add_context(Side.TARGET, "read", self.target_name))
 
     @contextmanager
     def looking_at(self, part: str, digest: str, size: int | None = None) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Inspector:
             try:
                 check_tree_size(named.values())
             except ContentError as error:
-                image.exceed(error, "read")
+                image.exceed(error)
                 return present
             manifests = await gather(
                 partial(self._look_at_child, image, child) for child in children.values()
@@ -158,7 +158,7 @@ class Inspector:
             present += level
 
         too_deep = ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        image.exceed(too_deep, "read")
+        image.exceed(too_deep)
         return present
 
     async def _look_at_child(self, image: Inspection, child: Descriptor) -> Manifest | None:

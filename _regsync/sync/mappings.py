@@ -144,12 +144,8 @@ class Retry:
 
         ALL_TAGS, the tag of a mapping that could not be listed, is retried if any tag is retried.
         """
-        tags = self._tags_at(wanted.mapping, target)
+        tags = self._tags.get(_names_of(wanted.mapping, target), ())
         return wanted.tag in tags or ALL_TAGS in tags or (wanted.tag == ALL_TAGS and bool(tags))
-
-    def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
-        """Return the tags of a mapping to retry at one target. ALL_TAGS may be among them."""
-        return self._tags.get(_names_of(mapping, target), set())
 
 
 def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.looks import check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
-from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
+from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob
 
@@ -233,7 +233,6 @@ class Run:
     def _complete_report(self) -> None:
         """Set the fields of the report that cover the whole run."""
         report, traffic = self._report, self.scheduler.traffic
-        report.mappings_undone = len(self._unlisted)
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
 
@@ -255,17 +254,15 @@ class Run:
         self._knowledge.finish()
         self._state.close()
 
-    def _find_undone(self) -> list[Undone]:
+    def _find_undone(self) -> list[Outcome]:
         """Return the images without an outcome. A mapping that was not listed is named `REPO:*`."""
-        undone = list[Undone]()
         selected = list(self._selected)
         for mapping in self._unlisted.values():
             all_of_it = WantedTag(mapping, ALL_TAGS, mapping.targets)
             selected += map(self._new_selected, self._filter_by_retry([all_of_it]))
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
-        for each in selected:
-            undone += [Undone(*names) for names in self._names(each) if names not in ended]
-        return undone
+        names = [pair for each in selected for pair in self._names(each)]
+        return [Outcome(*pair, "undone") for pair in names if pair not in ended]
 
     def _names(self, selected: _Selected) -> list[tuple[str, str]]:
         """Return the full references of a selected tag: at the source, and at each target."""

@@ -123,6 +123,7 @@ def test_the_json_report_has_the_published_shape():
         "source": "s.example/app:1",
         "target": "t.example/app:1",
         "digest": None,
+        "source_digest": None,
         "status": "synced",
         "reason": None,
         "error": None,
