@@ -103,9 +103,6 @@ class Audit:
 
     async def run(self) -> None:
         """Check all images, and keep the findings and failures."""
-        for registry in self._config.registries_in_use:
-            # Raises ConfigError for an unreadable file before any request is sent.
-            self.transport.dialer.prepare(registry)
         try:
             # Each target host has its own queue, so that a host that does not respond does not
             # delay the checks at other hosts.

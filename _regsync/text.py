@@ -80,9 +80,9 @@ def clean_beginning(body: bytes, limit: int) -> str:
     return printable(body[:most_bytes].decode("utf-8", "replace"), limit)
 
 
-def reason_of(error: Exception, limit: int = 500) -> str:
+def reason_of(error: Exception) -> str:
     """Return the system's message for an error (`strerror`), or str(error), made printable."""
-    return printable(getattr(error, "strerror", None) or str(error), limit)
+    return printable(getattr(error, "strerror", None) or str(error))
 
 
 # The secrets of the process, each with its spellings. The thread of the probes reads them too.

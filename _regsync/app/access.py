@@ -34,12 +34,8 @@ async def check_access(config: Config, console: Console) -> int:
 
     Returns the exit status.
     """
-    async with connected(console) as transport:
-        sides = repositories_in_use(config)
-        # Read the certificate files of all registries first, so that an unusable file ends the
-        # command before the first request.
-        for registry, _ in sides:
-            transport.dialer.prepare(registry)
+    sides = repositories_in_use(config)
+    async with connected(console, config.registries_in_use) as transport:
         discovery = Discovery(transport, Knowledge())
         # All are opened before the first request, so that one token is for several of them.
         repositories = [

@@ -111,10 +111,10 @@ def with_all_repositories(config: Config, log: Callable[..., None]) -> Config:
     """
     from _regsync.config import ALL_REPOSITORIES
 
-    wholes = [rule for rule in config.mappings if rule.source_repository == ALL_REPOSITORIES]
-    mappings = [rule for rule in config.mappings if rule not in wholes]
-    index = len(config.mappings)
-    for rule in wholes:
+    mappings = [rule for rule in config.mappings if rule.source_repository != ALL_REPOSITORIES]
+    for rule in config.mappings:
+        if rule.source_repository != ALL_REPOSITORIES:
+            continue
         from _regsync.layout import list_repositories  # few runs need it
 
         try:
@@ -124,11 +124,11 @@ def with_all_repositories(config: Config, log: Callable[..., None]) -> Config:
         if not names:
             text = f"mappings[{rule.index}]: {rule.source.authority} names no repository"
             log("warning", "no_repository", text)
-        for name in names:
-            mappings.append(
-                rule._replace(index=index, source_repository=name, target_repository=name)
-            )
-            index += 1
+        free_index = len(config.mappings) + len(mappings)
+        mappings += [
+            rule._replace(index=index, source_repository=name, target_repository=name)
+            for index, name in enumerate(names, start=free_index)
+        ]
     return config._replace(mappings=tuple(mappings))
 
 

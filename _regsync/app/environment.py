@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import anyio
 from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.progress import Work, show_progress
+from _regsync.config import Registry
 from _regsync.errors import ConfigError
 from _regsync.registry.client import Machine
 from _regsync.registry.runs import Transport
@@ -36,15 +37,17 @@ _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 @asynccontextmanager
 async def connected(
-    console: Console, log: Callable[..., None] | None = None
+    console: Console, registries: Collection[Registry], log: Callable[..., None] | None = None
 ) -> AsyncIterator[Transport]:
     """Yield the transport of this process while its time-outs are watched, and close it in the end.
 
-    Messages go to `log`, by default the console's.
+    Messages go to `log`, by default the console's. Raises ConfigError if a file that one of the
+    `registries` names cannot be used: before any request is sent.
     """
     raise_file_limit()
     machine = Machine(read_login_file, log or console.log, traces=console.shows("trace"))
     transport = Transport(machine)
+    transport.read_again(registries)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(transport.pool.watch)
         try:

@@ -80,7 +80,7 @@ def open_listener(bind: str, port: int) -> socket.socket:
         )
     except (OSError, ValueError) as error:
         # The message below has the address already, which `create_server` adds in brackets.
-        reason = reason_of(error, 100).partition(" (while")[0].lower()
+        reason = reason_of(error).partition(" (while")[0].lower()
         raise ConfigError(
             f"health probes: cannot listen on {printable(bind, 100) or '*'} port {port}: {reason}",
             hint="choose another address or port with --health-bind and --health-port",

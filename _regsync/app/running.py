@@ -70,7 +70,7 @@ async def run(
     started_at = utc_now()
     report = Report()
     stop = anyio.Event()  # set by the first signal
-    async with connected(console) as transport:
+    async with connected(console, config.registries_in_use) as transport:
         state = StateFile(config.cache_dir, transport.machine.log)
         if config.has_ages:
             state.require(may_write=kind != "plan")
@@ -132,8 +132,7 @@ async def list_tags(
 
     Every other tag is logged with the reason why the first rule drops it.
     """
-    async with connected(console) as transport:
-        transport.dialer.prepare(registry)
+    async with connected(console, [registry]) as transport:
         discovery = Discovery(transport, Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
         # The listing is requested only once: `discovery` keeps it for the next rule.
@@ -186,7 +185,7 @@ async def audit(
         elif not console.writes_json:
             console.print_line(result.line())
 
-    async with connected(console) as transport:
+    async with connected(console, config.registries_in_use) as transport:
         work = Audit(transport, config, show, reads_blobs=reads_blobs, lock=lock)
         signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - start
@@ -272,11 +271,7 @@ async def update_lock(
 
     mappings = select_mappings(only, config)
     old_lock = open_lock(path) or Lock()
-    async with connected(console) as transport:
-        # Read the certificate files of all registries first, so that an unusable file ends the
-        # command before the first request.
-        for registry in dict.fromkeys(rule.source for rule in mappings):
-            transport.dialer.prepare(registry)
+    async with connected(console, [rule.source for rule in mappings]) as transport:
         # The state has facts about the sources, from their logins to their referrers, which save
         # requests.
         state = StateFile(config.cache_dir, transport.machine.log)

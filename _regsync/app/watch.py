@@ -57,7 +57,7 @@ async def run(
     signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
         signals.append(signal.SIGHUP)
-    async with connected(console, news.log) as transport:
+    async with connected(console, inputs.config.registries_in_use, news.log) as transport:
         watch = Watch(console, news, transport, load, inputs, interval)
         with serving(health_address, health_port, watch.answer_probe) as bound_port:
             async with anyio.create_task_group() as tasks:

@@ -265,13 +265,7 @@ class Verification:
                 self._log("warning", "part_missing", f"{image.target_name}: {finding.message}")
         if not lost:
             return True
-        # Nothing is believed of the image now but the blobs that were found.
-        for name in manifests:
-            manifest = self._discovery.cached_manifest(target, name)
-            for blob in manifest.blobs if manifest is not None else ():
-                if (blob.digest, target.key) in self._inspector.blobs:
-                    self._known.confirm_blob(where, blob.digest)
-        for name in (*manifests, *lost):
+        for name in (*manifests, *lost):  # nothing is believed of the image now
             self._known.forget(where, name)
         return False
 

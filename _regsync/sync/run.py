@@ -201,8 +201,6 @@ class Run:
         The report is complete afterwards.
         """
         for registry in self._config.registries_in_use:
-            # An unusable file must raise its error before the first request.
-            self._transport.dialer.prepare(registry)
             if registry.is_layout:
                 self._discovery.layout(registry).read_receipts()
 
