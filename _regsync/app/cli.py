@@ -468,10 +468,6 @@ def begin(argv: Sequence[str], closed_reason: str, console: Console) -> commands
     to do on an event loop.
     """
     forget_all_secrets()  # of an earlier command in this process
-    # Help and the schema are shown although the gate is closed, with this warning.
-    asks_for_help = "-h" in argv or "--help" in argv
-    if closed_reason and (asks_for_help or argv[:1] == ["schema"]):
-        console.log("warning", "gate_closed", closed_reason)
     arguments = parse_arguments(argv)
     console.configure(
         log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)

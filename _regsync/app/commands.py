@@ -306,11 +306,9 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         if image["status"] in ("failed", "undone")
     ]
     retry = Retry(images, config.mappings)
-    if not retry.mappings:
-        # A report of another configuration is a mistake, and one without failures is none.
-        level = "warning" if images else "info"
+    if images and not retry.mappings:  # the report is of another configuration
         text = "nothing to retry: no image of these mappings failed or was left undone"
-        log(level, "nothing_to_retry", f"{input_name(path)}: {text}")
+        log("warning", "nothing_to_retry", f"{input_name(path)}: {text}")
     return retry
 
 

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
 
 from _regsync.errors import ConfigError
 from _regsync.text import json_text, printable, reason_of
@@ -121,7 +120,7 @@ def respond(head: bytes, answer_probe: AnswerProbe) -> bytes:
 
     body = json_text(document).encode()
     lines = [
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"HTTP/1.1 {status} ",  # the words after the number may be left out
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Connection: close",
