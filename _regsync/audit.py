@@ -237,11 +237,10 @@ class Audit:
             if self._discovery.cached_manifest(target, likely_digest) is None:
                 return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 
-        digest = await target.head_manifest(tag)
-        if digest:
-            return await unless_absent(self._discovery.fetch_manifest(target, digest))
-        # A registry may answer a HEAD without a digest, or with 404 where a GET finds the tag.
-        return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+        digest = await self._discovery.find_digest(target, tag)
+        if digest is None:
+            return None
+        return await unless_absent(self._discovery.fetch_manifest(target, digest))
 
     # Artifacts.
 
