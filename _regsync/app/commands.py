@@ -195,18 +195,12 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
     """Return a configuration with only the mappings of one shard, or `config` if `shard` is None.
 
     `shard` is the value of `--shard`: `I/N`, or `/N` if an environment variable holds I. Raises
-    ConfigError if `shard` is invalid, or if a target is an image layout.
+    ConfigError if `shard` is invalid.
     """
     if shard is None:
         return config
     from _regsync.sync.mappings import config_of_shard, parse_shard
 
-    targets = [target for mapping in config.mappings for target in mapping.targets]
-    if any(target.is_layout for target in targets):
-        raise ConfigError(
-            "--shard cannot be used with an image layout as target: only one process may write it",
-            hint="leave --shard out, or give each part a configuration and a directory of its own",
-        )
     number, total = parse_shard(shard, edge.current().environ)
     part = config_of_shard(config, number, total)
     message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
