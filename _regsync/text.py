@@ -53,12 +53,8 @@ def one_line(text: str, limit: int = 500) -> str:
 
     A truncated text ends in `…`. Secrets are not masked.
     """
-    beginning = text[: 4 * limit]  # the text may be huge
-    cleaned = beginning.translate(_PRINTABLE).strip()
-    is_complete = len(beginning) == len(text)
-    if is_complete and len(cleaned) <= limit:
-        return cleaned
-    return cleaned[: limit - 1] + "…"
+    cleaned = text.translate(_PRINTABLE).strip()
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
 def printable(text: str, limit: int = 500) -> str:
@@ -74,10 +70,8 @@ def printable(text: str, limit: int = 500) -> str:
 
 
 def clean_beginning(body: bytes, limit: int) -> str:
-    """Return an untrusted body like `printable`, without decoding the whole body."""
-    # A character has at most four bytes in UTF-8. So more characters remain than `printable` searches.
-    most_bytes = 4 * (_MOST_SEARCHED + 1)
-    return printable(body[:most_bytes].decode("utf-8", "replace"), limit)
+    """Return the beginning of an untrusted body like `printable`."""
+    return printable(body.decode("utf-8", "replace"), limit)
 
 
 def reason_of(error: Exception) -> str:

@@ -297,10 +297,10 @@ def test_junit_has_a_case_an_image_and_target():
     assert (suite.tag, suite.get("name")) == ("testsuite", "regsync")
     counts = {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "6", "failures": "1", "errors": "0", "skipped": "1"}
-    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    cases = {str(case.get("name")).rpartition(":")[2]: case for case in suite.iter("testcase")}
     assert [name for name, case in cases.items() if len(case) == 0] == ["v1", "v2", "v5", "v6"]
-    assert cases["v5"].get("classname") == "other.example/team/app"
-    assert cases["v6"].get("classname") == "oci-layout:/media/disk//team/app", "named whole"
+    assert cases["v5"].get("classname") == "other.example/team/app:v5"
+    assert cases["v5"].get("name") == "docker.io/team/app:v5"
     (failure,) = cases["v4"]
     assert failure.get("type") == "AUTH_ERROR"
     assert "log in again" in str(failure.text)

@@ -406,10 +406,10 @@ def rule_from_options(arguments: Namespace) -> TagRule:
     """
     from _regsync.tags import TagRule, select
 
-    # There is no option for some fields, such as `immutable_tags`.
-    values = {name: getattr(arguments, name, None) for name in TagRule._fields}
     given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name in TagRule._fields
     }
     rule = TagRule(**given)
     try:

@@ -20,7 +20,6 @@ from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
 from _regsync.errors import ConfigError
-from _regsync.oci import full_name, split_full_name
 from _regsync.text import duration_text, printable, size_text
 
 LARGEST_REPORT = 256 * 1024 * 1024  # bytes; 100,000 images take 70 MB
@@ -232,8 +231,7 @@ def _markdown(text: str) -> str:
 
 
 def as_junit(run: Json) -> str:
-    """Format the report as JUnit XML: a case for each image and target, whose class is the target's
-    repository.
+    """Format the report as JUnit XML: a case for each image, which its target is the class of.
 
     A case has passed if the image is at the target, including an image that was there unchanged.
     """
@@ -250,31 +248,22 @@ def as_junit(run: Json) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _repository_of(reference: str) -> str:
-    """Return a reference without its tag or digest."""
-    host, name = split_full_name(reference)
-    return full_name(host, re.split("[@:]", name)[0])
-
-
 def _is_held_back(image: Json) -> bool:
     """Report whether an image was skipped for another reason than being at the target already."""
     return bool(image["status"] == "skipped" and image["reason"] != "unchanged")
 
 
 def _junit_case(image: Json) -> str:
-    source, target = image["source"], image["target"]
-    name = source.removeprefix(_repository_of(source)).lstrip("@:") or source
     result = ""
     if error := image["error"]:
-        detail = _xml(f"{source} to {target}. {error['hint'] or ''}")
         attributes = f'type="{_xml(error["code"])}" message="{_xml(error["message"])}"'
-        result = f"<failure {attributes}>{detail}</failure>"
+        result = f"<failure {attributes}>{_xml(error['hint'] or '')}</failure>"
     elif image["status"] == "undone":
         result = '<error type="UNDONE" message="the run was interrupted before"/>'
     elif _is_held_back(image):
         result = f'<skipped message="{_xml(image["reason"] or "skipped")}"/>'
     return (
-        f'<testcase classname="{_xml(_repository_of(target))}" name="{_xml(name)}"'
+        f'<testcase classname="{_xml(image["target"])}" name="{_xml(image["source"])}"'
         f' time="{image["duration_s"]:.3f}">{result}</testcase>'
     )
 
