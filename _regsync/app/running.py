@@ -4,7 +4,7 @@ Owns: how the work, the signals, the console and the files that a command writes
 May not know: which requests are sent, what their answers mean.
 Invariants: connections are closed however a command ends. A lock file and a receipt are replaced
 atomically: of two commands that write one, the last one wins. A receipt is replaced only if the audit
-was not interrupted and all sources could be read.
+was not interrupted and everything could be checked.
 Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5, 10 and 12.
 """
 
