@@ -26,7 +26,7 @@ from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, StateFile
 from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
 from _regsync.sync.discovery import Discovery, TagLookup
-from _regsync.sync.image import Traffic, Tree
+from _regsync.sync.image import Tree
 from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
@@ -55,8 +55,8 @@ class Audit:
         config: Config,
         emit: Callable[[Finding | Outcome], None],
         *,
-        reads_blobs: bool = False,
-        lock: Lock | None = None,
+        reads_blobs: bool,
+        lock: Lock | None,
     ) -> None:
         """Prepare to check all images that `config` selects.
 
@@ -84,6 +84,7 @@ class Audit:
         # What the targets hold, and which of its manifests are artifacts.
         self._found = Inspector(transport, self._discovery, reads_blobs=reads_blobs)
         self._artifacts = set[tuple[str, RepositoryKey]]()
+        self.traffic = self._found.traffic  # for the line of progress
         # By target and digest, a lock that is held while a tag is fetched that probably names this
         # digest.
         self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
@@ -102,9 +103,6 @@ class Audit:
 
     async def run(self) -> None:
         """Check all images, and keep the findings and failures."""
-        for registry in self._config.registries_in_use:
-            # Raises ConfigError for an unreadable file before any request is sent.
-            self.transport.dialer.prepare(registry)
         try:
             # Each target host has its own queue, so that a host that does not respond does not
             # delay the checks at other hosts.
@@ -239,11 +237,10 @@ class Audit:
             if self._discovery.cached_manifest(target, likely_digest) is None:
                 return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 
-        digest = await target.head_manifest(tag)
-        if digest:
-            return await unless_absent(self._discovery.fetch_manifest(target, digest))
-        # A registry may answer a HEAD without a digest, or with 404 where a GET finds the tag.
-        return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+        digest = await self._discovery.find_digest(target, tag)
+        if digest is None:
+            return None
+        return await unless_absent(self._discovery.fetch_manifest(target, digest))
 
     # Artifacts.
 
@@ -304,12 +301,6 @@ class Audit:
     @property
     def bytes_moved(self) -> int:
         return self.transport.blob_bytes
-
-    @property
-    def traffic(self) -> Traffic:
-        traffic = Traffic()
-        traffic.expected_bytes = self._found.bytes_to_read
-        return traffic
 
     def undone_text(self) -> str:
         """Return the message for an interrupted audit."""

@@ -28,32 +28,7 @@ _MAX_SIGNATURE = 2048
 
 
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a new hash object, updated with `data`.
-
-    Raises ValueError if the algorithm is not `sha256` or `sha512`.
-    """
-    if algorithm not in DIGEST_HEX_LENGTHS:
-        raise ValueError(f"digest algorithm {algorithm!r} is not supported")
-    return _new(algorithm, data)
-
-
-def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
-    """Return the hexadecimal digest of `data`.
-
-    Raises ValueError in the same cases as `new_hash`.
-    """
-    return new_hash(algorithm, data).hexdigest()
-
-
-def name_hash(text: str) -> str:
-    """Return the SHA-1 of a text, which the AWS CLI uses for file names.
-
-    No security depends on it.
-    """
-    return _new("sha1", text.encode()).hexdigest()
-
-
-def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
+    """Return a new hash object, updated with `data`. The algorithm is that of a valid digest."""
     if FIPS_BUILD:
         # `_hashlib` is OpenSSL. `hashlib` would fall back to Python's own implementations.
         import _hashlib
@@ -62,6 +37,19 @@ def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
     import hashlib
 
     return hashlib.new(algorithm, data, usedforsecurity=algorithm != "sha1")
+
+
+def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
+    """Return the hexadecimal digest of `data`."""
+    return new_hash(algorithm, data).hexdigest()
+
+
+def name_hash(text: str) -> str:
+    """Return the SHA-1 of a text, which the AWS CLI uses for file names.
+
+    No security depends on it.
+    """
+    return hash_hex("sha1", text.encode())
 
 
 def hmac_bytes(key: bytes, data: bytes) -> bytes:

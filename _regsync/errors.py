@@ -113,10 +113,6 @@ class SyncError(RegsyncError):
         self.reference = self.reference or reference
         return self
 
-    def make_final(self) -> None:
-        """Let the request not be repeated."""
-        self.retryable = False
-
     def copy_without_context(self) -> SyncError:
         """Return a copy without side, operation and reference.
 
@@ -198,8 +194,6 @@ class AuthError(SyncError):
 class RegistryError(SyncError):
     """A registry answered with an error status."""
 
-    is_final = False  # whether the request must not be repeated, whatever its status
-
     def __init__(
         self,
         message: str,
@@ -213,12 +207,12 @@ class RegistryError(SyncError):
         self.codes = codes  # the error codes in the body
         self.retry_after = retry_after  # seconds
 
-        # Whether the upload session has ended, so that the blob needs a new session. `upload` also
-        # sets it if a registry reports this in another way.
+        # Whether the upload session has ended, so that the blob can be uploaded in a new session.
+        # `upload` also sets it if a registry reports this in another way.
         self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
-
-    def make_final(self) -> None:
-        self.is_final = True
+        is_failure_of_server = status >= 500 and status not in _LASTING_SERVER_ERRORS
+        is_temporary = status in _TEMPORARY_STATUSES or is_failure_of_server
+        self.retryable = is_temporary or self.is_session_gone
 
     def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Set the context, and a hint for this status. Return the same error.
@@ -237,16 +231,6 @@ class RegistryError(SyncError):
     @property
     def code(self) -> str:  # type: ignore[override]
         return AuthError.code if self.status in (401, 403) else super().code
-
-    @property
-    def retryable(self) -> bool:  # type: ignore[override]
-        if self.is_final:
-            return False
-        if self.is_session_gone:  # the blob can be uploaded in a new session
-            return True
-        if self.status in _LASTING_SERVER_ERRORS:
-            return False
-        return self.status in _TEMPORARY_STATUSES or self.status >= 500
 
 
 class ListingBroken(SyncError):
@@ -288,12 +272,6 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
             " (nginx: client_max_body_size)"
         )
     return None
-
-
-class MappingConflict(SyncError):
-    """Two mappings copy different sources to the same target tag. The later mapping fails."""
-
-    code = "TARGET_ERROR"
 
 
 class ContentError(SyncError):

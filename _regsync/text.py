@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 from urllib.parse import unquote
@@ -54,12 +53,8 @@ def one_line(text: str, limit: int = 500) -> str:
 
     A truncated text ends in `…`. Secrets are not masked.
     """
-    beginning = text[: 4 * limit]  # the text may be huge
-    cleaned = beginning.translate(_PRINTABLE).strip()
-    is_complete = len(beginning) == len(text)
-    if is_complete and len(cleaned) <= limit:
-        return cleaned
-    return cleaned[: limit - 1] + "…"
+    cleaned = text.translate(_PRINTABLE).strip()
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
 def printable(text: str, limit: int = 500) -> str:
@@ -69,43 +64,36 @@ def printable(text: str, limit: int = 500) -> str:
     if len(searched) < len(text):
         # The cut may have left the beginning of a secret at the end. No secret is longer than the
         # longest spelling, so drop as many characters.
-        longest = max(map(len, _secrets.spellings()), default=0)
+        longest = max(map(len, _all_spellings()), default=0)
         masked = f"{masked[: max(0, len(masked) - longest)]}…"
     return one_line(masked, limit)
 
 
 def clean_beginning(body: bytes, limit: int) -> str:
-    """Return an untrusted body like `printable`, without decoding the whole body."""
-    # A character has at most four bytes in UTF-8. So more characters remain than `printable` searches.
-    most_bytes = 4 * (_MOST_SEARCHED + 1)
-    return printable(body[:most_bytes].decode("utf-8", "replace"), limit)
+    """Return the beginning of an untrusted body like `printable`."""
+    return printable(body.decode("utf-8", "replace"), limit)
 
 
-def reason_of(error: Exception, limit: int = 500) -> str:
+def reason_of(error: Exception) -> str:
     """Return the system's message for an error (`strerror`), or str(error), made printable."""
-    return printable(getattr(error, "strerror", None) or str(error), limit)
+    return printable(getattr(error, "strerror", None) or str(error))
 
 
-class _Secrets:
-    """The secrets of the process, each with its spellings. The thread of the probes reads them too."""
-
-    def __init__(self) -> None:
-        self.kept = dict[str, Sequence[str]]()  # until they are forgotten
-        self.passing = dict[str, Sequence[str]]()  # of single requests: the newest ones, in order
-
-    def spellings(self) -> Iterator[str]:
-        """Yield all spellings of all secrets."""
-        # Copies, because another thread may add a secret meanwhile.
-        return chain.from_iterable([*self.kept.values(), *self.passing.values()])
+# The secrets of the process, each with its spellings. The thread of the probes reads them too.
+_kept = dict[str, Sequence[str]]()  # until they are forgotten
+_passing = dict[str, Sequence[str]]()  # of single requests: the newest ones, in order
 
 
-_secrets = _Secrets()
+def _all_spellings() -> Iterator[str]:
+    """Yield all spellings of all secrets."""
+    # Copies, because another thread may add a secret meanwhile.
+    return chain.from_iterable([*_kept.values(), *_passing.values()])
 
 
 def keep_secret(*secrets: str) -> None:
     """Mask these secrets in all that leaves the process."""
     for secret in secrets:
-        _secrets.kept[secret] = _spellings_of(secret)
+        _kept[secret] = _spellings_of(secret)
 
 
 def keep_passing_secret(*secrets: str) -> None:
@@ -114,22 +102,22 @@ def keep_passing_secret(*secrets: str) -> None:
     Only the newest of these are masked, so that they need not be forgotten.
     """
     for secret in secrets:
-        spellings = _secrets.passing.pop(secret, None) or _spellings_of(secret)
-        _secrets.passing[secret] = spellings
-    while len(_secrets.passing) > _MOST_PASSING:
-        del _secrets.passing[next(iter(_secrets.passing))]
+        spellings = _passing.pop(secret, None) or _spellings_of(secret)
+        _passing[secret] = spellings
+    while len(_passing) > _MOST_PASSING:
+        del _passing[next(iter(_passing))]
 
 
 def forget_secret(*secrets: str) -> None:
     """Stop masking these secrets, because they have ended, so that the list does not grow."""
     for secret in secrets:
-        _secrets.kept.pop(secret, None)
+        _kept.pop(secret, None)
 
 
 def forget_all_secrets() -> None:
     """Begin with an empty list, for a command in a process that has run another one."""
-    _secrets.kept.clear()
-    _secrets.passing.clear()
+    _kept.clear()
+    _passing.clear()
 
 
 def json_text(value: object) -> str:
@@ -162,7 +150,7 @@ def mask(text: str) -> str:
     decoded = text.replace("\\/", "/")  # JSON may escape a slash
     for _ in range(3):
         decoded = _without_controls(decoded)
-        found = [spelling for spelling in _secrets.spellings() if spelling in decoded]
+        found = [spelling for spelling in _all_spellings() if spelling in decoded]
         # The longest first, because a secret may be the beginning of another secret.
         for spelling in sorted(found, key=len, reverse=True):
             decoded = decoded.replace(spelling, _MASK)
@@ -242,7 +230,6 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-@lru_cache(maxsize=1024)  # the entries of one run have few different times
 def time_text(seconds: float) -> str:
     """Format a time, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
     moment = datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), timezone.utc)

@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         # Tests of the program's inside have the edge of this process.
         from _regsync import edge
-        from _regsync.app.process import process_edge
+        from _regsync.app.cli import process_edge
 
         _session.enter_context(edge.using(process_edge()))
 

@@ -526,7 +526,8 @@ async def test_an_audit_shows_how_far_it_is(mirror):
     mirror.write(mirror.mapping)
     mirror.target.app.faults.on("HEAD", "blob").delay(40)
     ran = await mirror.world.run("audit", "-c", str(mirror.file))
-    assert ran.err.splitlines() == ["still running: 0 of 1 images"]
+    line = "still running: 0 of 1 images; target.test has not answered for 30s"
+    assert ran.err.splitlines() == [line]
 
 
 # From a lock, of which no source is asked.

@@ -81,7 +81,7 @@ WRONG = [
     (["sync"], "-c"),
     (["sync", "-c", ""], "a file without a name cannot be read"),
     (["version", "--log-format", "xml"], "xml"),
-    (["validate", "a.yaml", "-c", "a.yaml"], "-c/--config"),
+    (["validate", "a.yaml", "-c", "a.yaml"], "unrecognized arguments: -c"),
     (["watch", "-c", "-"], "watch needs a file, not -"),
     (["tags", "localhost/app:1.2"], "--glob"),
     (["tags", f"localhost/app@sha256:{'0' * 64}"], "--glob"),
@@ -187,7 +187,7 @@ def test_an_endless_file_is_not_read_to_its_end() -> None:
     assert only(said.splitlines()).endswith(f"is larger than {most} bytes")
 
 
-@pytest.mark.parametrize("words", ["validate", "validate -c", "sync -c", "sync --config"])
+@pytest.mark.parametrize("words", ["validate", "sync -c", "sync --config"])
 def test_a_valid_configuration_says_nothing(words: str) -> None:
     ran = call(*words.split(), "-", stdin="mappings: []\n")
     assert (ran.status, ran.out, ran.err) == (0, "", "")
@@ -208,17 +208,16 @@ def test_standard_input_keeps_state_in_an_absolute_directory_alone(
     image, source, target, tmp_path
 ) -> None:
     """Where state is kept the second run knows the tag: a HEAD at the source takes the place of the
-    manifest. Where none is kept, that is said once, to whom asks for it.
+    manifest.
     """
     for cache_dir, is_kept in ((str(tmp_path / "state"), True), ("state", False)):
         text = config_of(source, target, "v1", **{"global": {"cache_dir": cache_dir}})
-        assert "nothing is kept" not in call("sync", "-c", "-", stdin=text).err
+        call("sync", "-c", "-", stdin=text)
         source.journal.clear()
         ran = call("sync", "-v", "-c", "-", stdin=text)
         assert ran.status == 0
         kind = "HEAD manifest" if is_kept else "GET manifest"
         assert source.journal.summary() == {kind: 1}
-        assert ran.err.count("info: nothing is kept") == (not is_kept)
     assert (tmp_path / "state" / "state.db").exists()
 
 
@@ -244,9 +243,6 @@ def test_the_targets_reference_defaults_to_the_sources(
     assert ran.status == 0
     assert held(target, "b", image)
     assert target.app.tags("b") == ({tag: image.top} if tag else {})
-    note = f"info: {source.address}/app: no tag given, using latest\n"
-    assert (note in ran.err) is (not there)
-    assert ran.err.count("nothing is kept") == 1
     named = f"{source.address}/app{there or ':latest'}"
     pushed = f"{target.address}/b{here or there or ':latest'}"
     assert only(ran.out.splitlines()).startswith(f"synced {named} -> {pushed} (")
@@ -391,7 +387,7 @@ async def test_a_signal_lets_what_is_under_way_end_and_says_what_is_left(
     left = {"v1", "v2"} - {ran.images[0]["source"].rpartition(":")[2]}
     name = f"app:{only([*left])}"
     ends = {"source": f"source.test/{name}", "target": f"target.test/{name}"}
-    assert ran.report["undone"] == [{**ends, "status": "undone"}]
+    assert ran.report["undone"][0].items() >= {**ends, "status": "undone"}.items()
     assert "interrupted, images left undone: 1\n" in ran.err
     assert len(mirror.target.app.tags("app")) == 1
 
@@ -402,11 +398,11 @@ async def test_an_interrupted_run_says_that_mappings_were_not_listed(mirror) -> 
     async with stopped_at(1.0):
         ran = await mirror.world.run("sync", "--json", "-c", str(mirror.file))
     assert ran.status == 143
-    assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0}
+    assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0, "undone": 2}
     assert [(each["source"], each["target"]) for each in ran.report["undone"]] == [
         ("source.test/app:*", f"target.test/{name}:*") for name in ("one", "two")
     ]
-    assert "interrupted, images left undone: 0; mappings not listed: 2\n" in ran.err
+    assert "interrupted, images left undone: 2\n" in ran.err
 
 
 # Shards. Which mapping is in which is tests/unit/test_shards.py's.

@@ -259,8 +259,7 @@ class Reader:
             return ran
 
         self.has_installed |= words[0] == "install"
-        # An inventory is in a built file alone.
-        is_built = "--sbom" in words or (words[1] == "version" and self.has_installed)
+        is_built = words[1] == "version" and self.has_installed
         if words[0] != "regsync" or is_built:
             ran = self._run_in_shell(command)
         elif words[-1] == "--help":

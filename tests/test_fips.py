@@ -261,13 +261,12 @@ def test_a_refusal_in_json(host):
     assert json.loads(done.stderr)["level"] == "error"
 
 
-def test_what_only_tells_works_and_says_that_the_gate_is_closed(host):
+def test_what_only_tells_works_and_version_says_that_the_gate_is_closed(host):
     for words in (["schema"], ["sync", "-h"]):
         done = host.run(*words)
         assert done.returncode == 0
         assert len(done.stdout) > 100
-        assert done.stderr.startswith(f"warning: the FIPS provider {INACTIVE}")
-        assert done.stderr.count("\n") == 1
+        assert done.stderr == ""
     for words in (["version"], ["--version"]):
         done = host.run(*words)
         assert (done.returncode, done.stderr) == (0, "")

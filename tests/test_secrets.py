@@ -809,7 +809,7 @@ def test_each_command_and_each_option_that_changes_what_is_printed_has_canaries(
     helped = (run_process(name, "--help").out for name in names)
     options = {option for text in helped for option in _WITHOUT_VALUE.findall(text)}
     options -= {"--help", "-q", "-v", "--no-progress", *" ".join(COMMANDS).split()}
-    assert options == {"--no-artifacts", "--sbom"}
+    assert options == {"--no-artifacts"}
 
 
 def test_each_secret_key_of_the_configuration_has_its_canary():

@@ -8,7 +8,6 @@ Follows: docs/design.md section 2 ("auth check").
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -35,12 +34,8 @@ async def check_access(config: Config, console: Console) -> int:
 
     Returns the exit status.
     """
-    async with connected(console) as transport:
-        sides = repositories_in_use(config)
-        # Read the certificate files of all registries first, so that an unusable file ends the
-        # command before the first request.
-        for registry, _ in sides:
-            transport.dialer.prepare(registry)
+    sides = repositories_in_use(config)
+    async with connected(console, config.registries_in_use) as transport:
         discovery = Discovery(transport, Knowledge())
         # All are opened before the first request, so that one token is for several of them.
         repositories = [
@@ -48,14 +43,10 @@ async def check_access(config: Config, console: Console) -> int:
         ]
         # Whether each registry ever asks for a login.
         logins = defaultdict[RegistryClient, Once[bool]](Once)
-
-        async def check_one(repository: RemoteRepository) -> dict[str, Any]:
-            access = Access(repository)
-            await try_repository(access, logins[repository.host])
-            # At once, because the other checks may take long.
-            return show(access, console)
-
-        rows = await gather([partial(check_one, repository) for repository in repositories])
+        rows = await gather(
+            partial(check_repository, repository, logins[repository.host], console)
+            for repository in repositories
+        )
     if console.writes_json:
         rows = sorted(rows, key=lambda row: str(row["repository"]))
         console.print_document({"schema": 1, "access": rows})
@@ -76,92 +67,62 @@ def repositories_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
     return {key: side for key, side in sides.items() if not key[0].is_layout}
 
 
-@dataclass
-class Access:
-    """The rights that the credential has in one repository, as far as they were tried."""
+async def check_repository(
+    repository: RemoteRepository, login: Once[bool], console: Console
+) -> dict[str, Any]:
+    """Try the rights that a run needs in a repository: pull at a source, push at a target.
 
-    repository: RemoteRepository
-    rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
-    is_absent: bool = False  # whether the target does not exist, but a push would create it
-    error: SyncError | None = None
-    asks_for_login: bool = True  # False if the registry never asks for credentials
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry in `access` of the JSON document."""
-        login = self.repository.host.authenticator
-        expires = login.cloud_login.expires if login.cloud_login is not None else -1.0
-        is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
-        return {
-            "repository": str(self.repository),
-            "rights": ",".join(self.rights),
-            "source": login.credential.found_at if is_accepted else None,
-            "expires": time_text(expires) if 0 <= expires < LATEST_TIME else None,
-            "error": error_json(self.error),
-        }
-
-
-def show(access: Access, console: Console) -> dict[str, Any]:
-    """Print a line about a repository, or log its error. Returns the entry of the JSON document.
-
-    With `--json` only errors are logged, because the document lists all repositories.
+    They are shown at once, because other checks may take long. Returns the entry in `access` of the
+    JSON document. `login` is whether the registry ever asks for one.
     """
-    row = access.as_json()
-    error = access.error
+    rights = list[str]()  # "pull" and "push", as far as they worked
+    asks_for_login = True
+    error: SyncError | None = None
+    try:
+        with repository.adding_context("check", str(repository)):
+            try:
+                await _try_rights(repository, rights)
+            finally:
+                # Also after a 404, which a registry may answer without asking for a login: then a
+                # refused credential is reported instead.
+                asks_for_login = await _get_login(login, repository)
+    except SyncError as failure:
+        error = failure
+
+    authenticator = repository.host.authenticator
+    cloud_login = authenticator.cloud_login
+    expires = cloud_login.expires if cloud_login is not None else -1.0
+    is_accepted = authenticator.was_accepted and not authenticator.is_anonymous and asks_for_login
+    row: dict[str, Any] = {
+        "repository": str(repository),
+        "rights": ",".join(rights),
+        "source": authenticator.credential.found_at if is_accepted else None,
+        "expires": time_text(expires) if 0 <= expires < LATEST_TIME else None,
+        "error": error_json(error),
+    }
     if error is not None:
         message = f"{error.code}: {error}"
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
     elif not console.writes_json:
-        login = access.repository.host.authenticator
         remarks = [row["source"] or "anonymous"]
-        if row["source"] is None and not login.is_anonymous:
-            remarks.append(f"no login needed, found: {login.credential.found_at}")
-        if access.is_absent:
+        if not (is_accepted or authenticator.is_anonymous):
+            remarks.append(f"no login needed, found: {authenticator.credential.found_at}")
+        if repository.side is Side.TARGET and "push" not in rights:
             remarks.append("the repository does not exist yet, so no push was tried")
-        rights = row["rights"] or "-"
-        console.print_line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
+        console.print_line(f"ok  {repository}  {row['rights'] or '-'}  ({', '.join(remarks)})")
     return row
 
 
-async def try_repository(access: Access, login: Once[bool]) -> None:
-    """Try the rights that a run needs in a repository: pull at a source, push at a target.
-
-    Stores in `access` what works, and an error if a right is missing. `login` is whether the
-    registry ever asks for one.
-    """
-    repository = access.repository
-    try:
-        with repository.adding_context("check", str(repository)):
-            missing: RegistryError | None = None
-            try:
-                await _try_rights(access)
-            except RegistryError as error:
-                if error.status != 404:
-                    raise
-                missing = error
-            # Also after a 404, which a registry may answer without asking for a login: then a
-            # refused credential is reported instead.
-            try:
-                access.asks_for_login = await login.get(partial(_asks_for_login, repository))
-            except SyncError as error:
-                # Each repository adds its own name to a copy of the shared error.
-                raise error.copy_without_context() from None
-            if missing is not None:
-                raise missing
-    except SyncError as error:
-        access.error = error
-
-
-async def _try_rights(access: Access) -> None:
+async def _try_rights(repository: RemoteRepository, rights: list[str]) -> None:
     """List a page of one tag and, at a target that exists, start an upload and cancel it.
 
-    Raises SyncError if a source refuses the listing, if a target refuses the upload, or if a target
-    does not exist and a push would not create it.
+    Adds what works to `rights`. Raises SyncError if a source refuses the listing, if a target
+    refuses the upload, or if a target does not exist and a push would not create it.
     """
-    repository = access.repository
     try:
         call = repository.build_call("tag_list", "GET", "tags/list?n=1")
         await repository.host.request(call, ok=(200,), limit=LARGEST_TAG_PAGE)
-        access.rights.append("pull")
+        rights.append("pull")
     except RegistryError as error:
         # A push needs no list of tags.
         if repository.side is Side.SOURCE or error.status not in (401, 403, 404):
@@ -171,7 +132,6 @@ async def _try_rights(access: Access) -> None:
             # registries create repositories when they are pushed to.
             if repository.host.registry.kind in ("ecr", "ecr_public"):
                 raise
-            access.is_absent = True
             return
 
     if repository.side is Side.TARGET:
@@ -179,7 +139,16 @@ async def _try_rights(access: Access) -> None:
         upload = Upload(repository, Descriptor("", "", 0))
         await upload.start()
         await upload.cancel_upload()
-        access.rights.append("push")
+        rights.append("push")
+
+
+async def _get_login(login: Once[bool], repository: RemoteRepository) -> bool:
+    """Return the answer of `_asks_for_login`, which is asked once for each registry."""
+    try:
+        return await login.get(partial(_asks_for_login, repository))
+    except SyncError as error:
+        # Each repository adds its own name to a copy of the shared error.
+        raise error.copy_without_context() from None
 
 
 async def _asks_for_login(repository: RemoteRepository) -> bool:

@@ -8,17 +8,21 @@ Follows: docs/design.md section 2.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from _regsync import edge, fips
 from _regsync.app import commands
 from _regsync.app.console import Console
-from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.text import forget_all_secrets, mask_unless_word, printable
+
+if TYPE_CHECKING:
+    import ssl
 
 STATUSES = """\
   0    nothing failed, even if there was nothing to do
@@ -29,18 +33,6 @@ STATUSES = """\
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 
-# Old commands and options -> what to do instead. An option follows its command; its N is a number.
-GONE = {
-    "analyze": "`sync --dry-run` shows how many images and bytes a run would move, and what it would mount",
-    "lock --diff": "`lock --check` shows the changes and does not write the lock file",
-    "lock --markdown": "`lock` prints a line for each change",
-    "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
-    "expand --show-secrets": "secrets are never printed; the variables of the configuration have them",
-    "schema --report": "the source code has that schema, in tests/report.schema.json",
-    "report --to text": "`--to markdown` shows the failures by cause, and the figures",
-}
-
-
 # The table of commands.
 
 # Options are written as help shows them, one a line: names, what stands for a value, two blanks, and
@@ -49,9 +41,7 @@ GONE = {
 # unless it stands in brackets. A meaning may end with the `(default: VALUE)`.
 
 CONFIG = "-c, --config FILE   the configuration; - reads standard input"
-FILE_OR_CONFIG = f"""\
-[FILE]              the configuration; - reads standard input
-[{CONFIG.replace("FILE   ", "FILE]  ")}"""
+FILE = "FILE                the configuration; - reads standard input"
 JSON = "--json              write one JSON document to standard output"
 LOCK = """\
 --lock PATH         the lock file; implies --locked (default: FILE with .lock as its ending: mirror.lock for
@@ -245,13 +235,13 @@ FILE                the JSON report; - reads standard input
         examples="""\
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml""",
-        options=FILE_OR_CONFIG,
+        options=FILE,
     ),
     "expand": Command(
         summary="print what was understood of a configuration, without its secrets",
         statuses="0 3",
         examples="regsync expand mirror.yaml",
-        options=FILE_OR_CONFIG,
+        options=FILE,
     ),
     "schema": Command(
         summary="print the JSON Schema of the configuration",
@@ -268,12 +258,9 @@ Editors complete a configuration that begins with
         statuses="0 3",
         examples="""\
 regsync version --json
-regsync version --sbom >regsync.cdx.json
 
-It also runs where the FIPS gate is closed, and says why. Only a built file has an inventory, a checkout has none.""",
-        options=f"""\
-{JSON}
---sbom              print an inventory of the file (CycloneDX)""",
+It also runs where the FIPS gate is closed, and says why.""",
+        options=JSON,
     ),
 }
 
@@ -297,7 +284,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     name, words = (argv[0], argv[1:]) if argv else ("", [])
     if name == "--version":
         name = "version"
-    check_is_not_gone(name, words)
     if name in COMMANDS:
         parser = command_parser(name, COMMANDS[name])
     elif name in ("-h", "--help"):
@@ -313,16 +299,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
     return arguments
-
-
-def check_is_not_gone(name: str, words: Sequence[str]) -> None:
-    """Raise ConfigError if the command, or one of its options in `words`, is one of GONE."""
-    text = f" {' '.join(words)} ".replace("=", " ")
-    for old, instead in GONE.items():
-        command, _, option = old.partition(" ")
-        pattern = f" {option.replace('N', '[0-9]+')} "
-        if command == name and (not option or re.search(pattern, text)):
-            raise ConfigError(f"`{old}` is gone: {instead}")
 
 
 def program_parser() -> Parser:
@@ -492,10 +468,6 @@ def begin(argv: Sequence[str], closed_reason: str, console: Console) -> commands
     to do on an event loop.
     """
     forget_all_secrets()  # of an earlier command in this process
-    # Help and the schema are shown although the gate is closed, with this warning.
-    asks_for_help = "-h" in argv or "--help" in argv
-    if closed_reason and (asks_for_help or argv[:1] == ["schema"]):
-        console.log("warning", "gate_closed", closed_reason)
     arguments = parse_arguments(argv)
     console.configure(
         log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
@@ -518,14 +490,14 @@ def log_level(arguments: argparse.Namespace) -> str:
 
 def report_error(console: Console, error: BaseException) -> int:
     """Show the error that ended a command, unless it is a broken pipe. Returns the exit status."""
+    # A task group raises an exception group. Report its first exception.
+    while members := getattr(error, "exceptions", None):
+        error = members[0]
     if isinstance(error, KeyboardInterrupt):
         return 130
     # An invalid configuration or command line is no defect of this program.
     if console.shows("trace") and not isinstance(error, ConfigError):
         console.show_traceback(error)
-    # A task group raises an exception group. Report its first exception.
-    while members := getattr(error, "exceptions", None):
-        error = members[0]
 
     if isinstance(error, RegsyncError):
         reported = error
@@ -546,3 +518,33 @@ def report_error(console: Console, error: BaseException) -> int:
     if reported.code == AuthError.code:
         return AuthError.exit_status
     return reported.exit_status
+
+
+# The edge of this process: its sockets, clock, environment and threads.
+
+
+def process_edge() -> edge.Edge:
+    return edge.Edge(connect, start_tls, time.time, random_fraction, in_thread, os.environ)
+
+
+async def connect(host: str, port: int) -> Any:
+    from _regsync.net import dial  # imported late, because most commands connect to nothing
+
+    return await dial.connect(host, port)
+
+
+async def start_tls(stream: Any, context: ssl.SSLContext, host: str) -> Any:
+    from _regsync.net import dial
+
+    return await dial.handshake(stream, context, host)
+
+
+def random_fraction() -> float:
+    """Return a random number from 0 to 1, without 1. The module `random` takes long to import."""
+    return int.from_bytes(os.urandom(6), "big") / 2**48
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(function, *arguments)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from _regsync.config import Config, ConfigFile
     from _regsync.oci import Reference
     from _regsync.pins import Lock
-    from _regsync.sync.retry import Retry
+    from _regsync.sync.mappings import Retry
     from _regsync.tags import TagRule
 
 # What a command gives: its exit status, or the work that is left to do on an event loop, which
@@ -65,7 +65,7 @@ def read_config_file(name: str) -> ConfigFile:
 
     return ConfigFile(
         text=read_bytes(name, LARGEST_CONFIG),
-        name="standard input" if name == "-" else name,
+        name=input_name(name),
         environ=edge.current().environ,
         base_dir="" if name == "-" else os.path.dirname(os.path.abspath(name)),
     )
@@ -111,10 +111,10 @@ def with_all_repositories(config: Config, log: Callable[..., None]) -> Config:
     """
     from _regsync.config import ALL_REPOSITORIES
 
-    wholes = [rule for rule in config.mappings if rule.source_repository == ALL_REPOSITORIES]
-    mappings = [rule for rule in config.mappings if rule not in wholes]
-    index = len(config.mappings)
-    for rule in wholes:
+    mappings = [rule for rule in config.mappings if rule.source_repository != ALL_REPOSITORIES]
+    for rule in config.mappings:
+        if rule.source_repository != ALL_REPOSITORIES:
+            continue
         from _regsync.layout import list_repositories  # few runs need it
 
         try:
@@ -124,11 +124,11 @@ def with_all_repositories(config: Config, log: Callable[..., None]) -> Config:
         if not names:
             text = f"mappings[{rule.index}]: {rule.source.authority} names no repository"
             log("warning", "no_repository", text)
-        for name in names:
-            mappings.append(
-                rule._replace(index=index, source_repository=name, target_repository=name)
-            )
-            index += 1
+        free_index = len(config.mappings) + len(mappings)
+        mappings += [
+            rule._replace(index=index, source_repository=name, target_repository=name)
+            for index, name in enumerate(names, start=free_index)
+        ]
     return config._replace(mappings=tuple(mappings))
 
 
@@ -154,7 +154,7 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
     """
     if not arguments.locked and arguments.lock is None:
         return None
-    from _regsync.app.locking import open_lock
+    from _regsync.app.running import open_lock
 
     path = lock_path(arguments)
     lock = open_lock(path)
@@ -195,18 +195,12 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
     """Return a configuration with only the mappings of one shard, or `config` if `shard` is None.
 
     `shard` is the value of `--shard`: `I/N`, or `/N` if an environment variable holds I. Raises
-    ConfigError if `shard` is invalid, or if a target is an image layout.
+    ConfigError if `shard` is invalid.
     """
     if shard is None:
         return config
     from _regsync.sync.mappings import config_of_shard, parse_shard
 
-    targets = [target for mapping in config.mappings for target in mapping.targets]
-    if any(target.is_layout for target in targets):
-        raise ConfigError(
-            "--shard cannot be used with an image layout as target: only one process may write it",
-            hint="leave --shard out, or give each part a configuration and a directory of its own",
-        )
     number, total = parse_shard(shard, edge.current().environ)
     part = config_of_shard(config, number, total)
     message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
@@ -218,7 +212,7 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
 
 
 def run_copy(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app.running import SingleImage, run
+    from _regsync.app.running import run
     from _regsync.config import ArtifactRule, MappingRule, registry_for
     from _regsync.tags import TagRule
 
@@ -226,10 +220,7 @@ def run_copy(arguments: Namespace, console: Console) -> Outcome:
     source = read_reference(arguments.src)
     target = read_reference(arguments.dst)
     check_has_repository(source)
-    source_reference = source.digest or source.tag
-    if source_reference is None:
-        source_reference = "latest"
-        console.log("info", "default_tag", f"{source}: no tag given, using latest")
+    source_reference = source.digest or source.tag or "latest"
     # An index that is trimmed to some platforms has another digest than the source's.
     has_same_digest = target.digest == source.digest and not arguments.platform
     if target.digest is not None and not has_same_digest:
@@ -257,11 +248,10 @@ def run_copy(arguments: Namespace, console: Console) -> Outcome:
             " and writes at the same time",
             hint="set max_concurrent to 2 or more",
         )
-    target_reference = target.digest or target.tag or source_reference
-    image = SingleImage(mapping, source_reference, target_reference)
+    references = (source_reference, target.digest or target.tag or source_reference)
     config = config._replace(mappings=(mapping,))
     # With `recheck` the image's artifacts are looked up whatever the saved state says about them.
-    return partial(run, config, console, kind="copy", image=image, recheck=True)
+    return partial(run, config, console, kind="copy", references=references, recheck=True)
 
 
 def run_sync(arguments: Namespace, console: Console) -> Outcome:
@@ -295,7 +285,7 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
     """
     if arguments.retry_from is None:
         return None
-    from _regsync.sync.retry import Retry
+    from _regsync.sync.mappings import Retry
 
     path = arguments.retry_from
     if path == "-" and arguments.config == "-":
@@ -310,32 +300,29 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         if image["status"] in ("failed", "undone")
     ]
     retry = Retry(images, config.mappings)
-    if not retry.mappings:
-        # A report of another configuration is a mistake, and one without failures is none.
-        level = "warning" if images else "info"
+    if images and not retry.mappings:  # the report is of another configuration
         text = "nothing to retry: no image of these mappings failed or was left undone"
-        log(level, "nothing_to_retry", f"{input_name(path)}: {text}")
+        log("warning", "nothing_to_retry", f"{input_name(path)}: {text}")
     return retry
 
 
 def run_lock(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app import locking
+    from _regsync.app.running import update_lock
 
     config = read_config(arguments.config, console)
     return partial(
-        locking.update_lock,
+        update_lock,
         lock_path(arguments),
         config,
-        locking.select_mappings(arguments.only, config),
         console,
-        keeps_others=bool(arguments.only),  # the lines of the mappings that `--only` does not name
+        only=arguments.only,
         recheck=arguments.recheck,
         is_check=arguments.check,
     )
 
 
 def run_audit(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app.auditing import audit
+    from _regsync.app.running import audit
 
     check_can_be_written(arguments.receipt)
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
@@ -419,10 +406,10 @@ def rule_from_options(arguments: Namespace) -> TagRule:
     """
     from _regsync.tags import TagRule, select
 
-    # There is no option for some fields, such as `immutable_tags`.
-    values = {name: getattr(arguments, name, None) for name in TagRule._fields}
     given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name in TagRule._fields
     }
     rule = TagRule(**given)
     try:
@@ -433,24 +420,15 @@ def rule_from_options(arguments: Namespace) -> TagRule:
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:
-    log_warnings(load_config(only_name(arguments)), console)
+    log_warnings(load_config(arguments.file), console)
     return 0
 
 
 def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
-    console.print_text(expand(read_config_file(only_name(arguments))))
+    console.print_text(expand(read_config_file(arguments.file)))
     return 0
-
-
-def only_name(arguments: Namespace) -> str:
-    """Return the name of the configuration, which is an argument or the value of an option."""
-    names = [name for name in (arguments.file, arguments.config) if name is not None]
-    if len(names) != 1:
-        hint = f"see `regsync {arguments.command} --help`"
-        raise ConfigError("one configuration is needed: FILE or -c/--config FILE", hint=hint)
-    return str(names[0])
 
 
 def run_report(arguments: Namespace, console: Console) -> int:
@@ -472,9 +450,6 @@ def run_schema(arguments: Namespace, console: Console) -> int:
 
 
 def run_version(arguments: Namespace, console: Console) -> int:
-    if arguments.sbom:
-        console.print_text(read_inventory())
-        return 0
     facts = describe_version(arguments.closed_reason)
     if arguments.json:
         console.print_document(facts)
@@ -495,35 +470,15 @@ def describe_version(closed_reason: str) -> dict[str, object]:
         gate = "FIPS gate holds: {name} {version} is active".format(**provider)
         if IS_STATIC:
             gate += f": {fips.CLAIM}"
-    try:
-        import _ssl  # faster than `ssl`, and the version is all that is needed
+    import _ssl  # faster than `ssl`, and the version is all that is needed
 
-        openssl = _ssl.OPENSSL_VERSION
-    except ImportError:  # an interpreter that was built without OpenSSL
-        openssl = "no OpenSSL"
-    name = sys.implementation.name
     return {
         "schema": 1,
         "version": __version__,
         "build": ("static-" if IS_STATIC else "") + ("fips" if FIPS_BUILD else "nofips"),
-        "python": f"{'CPython' if name == 'cpython' else name} {sys.version.split()[0]}",
-        "openssl": openssl,
+        "python": f"CPython {sys.version.split()[0]}",
+        "openssl": _ssl.OPENSSL_VERSION,
         "gate": gate,
         "gate_holds": provider is not None,
         "provider": provider,
     }
-
-
-def read_inventory() -> str:
-    """Return the SBOM (CycloneDX) that the build has put into the file.
-
-    Raises ConfigError if the program runs from its sources, because they have no SBOM.
-    """
-    loader = globals()["__loader__"]  # that of a zip file has `archive`, the path of the file
-    if not hasattr(loader, "archive"):
-        raise ConfigError(
-            "--sbom: a checkout has no inventory, only a built file has one",
-            hint="build a file with tools/build_zipapp.py",
-        )
-    inventory: bytes = loader.get_data(f"{loader.archive}/sbom.cdx.json")
-    return inventory.decode()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from _regsync.sync.report import Outcome, Report
 
 LEVELS = ("trace", "debug", "info", "warning", "error")
-COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}  # escape sequence of each coloured level
-NO_COLOUR = "\x1b[0m"
 CLEAR_LINE = "\r\x1b[K"  # clears the line that the cursor is in, and returns to its beginning
 
 # Characters. A line has room for two references and a cause, each of which has a limit of its own.
@@ -41,13 +39,11 @@ class Console:
         if isinstance(sys.stdout, TextIOWrapper):
             # Files are UTF-8, whatever encoding the locale selects. Names may be no text at all.
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-        environ = edge.current().environ
-        is_terminal = sys.stderr.isatty() and environ.get("TERM") != "dumb"
+        is_terminal = sys.stderr.isatty() and edge.variable("TERM") != "dumb"
         self.writes_json = writes_json
         self.shown_hints = set[str]()  # hints that are not to be shown again
         self._logs_json = logs_json
         self._takes_escapes = is_terminal and not logs_json
-        self._colours = COLOURS if self._takes_escapes and not environ.get("NO_COLOR") else {}
         self._progress_line = ""  # on the terminal now
         self.configure("warning", shows_progress=False)
 
@@ -82,11 +78,7 @@ class Console:
             self._write_line(sys.stderr, json_text({**entry, **fields}))
             return
 
-        text = one_line(mask(prefix + message), LONGEST_LINE)
-        if level in self._colours:
-            first_word, blank, rest = text.partition(" ")
-            text = f"{self._colours[level]}{first_word}{NO_COLOUR}{blank}{rest}"
-        self._write_line(sys.stderr, text)
+        self._write_line(sys.stderr, one_line(mask(prefix + message), LONGEST_LINE))
         hint = fields.get("hint")
         if isinstance(hint, str) and hint not in self.shown_hints:
             self.shown_hints.add(hint)
@@ -204,6 +196,5 @@ def terminal_columns(stream: TextIO) -> int:
 
 def timestamp() -> str:
     """Return the current time in UTC with milliseconds, in the format of RFC 3339."""
-    seconds, milliseconds = divmod(int(edge.current().wall() * 1000), 1000)
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{milliseconds:03d}Z"
+    moment = datetime.fromtimestamp(edge.current().wall(), timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import anyio
 from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.progress import Work, show_progress
+from _regsync.config import Registry
 from _regsync.errors import ConfigError
 from _regsync.registry.client import Machine
 from _regsync.registry.runs import Transport
@@ -37,27 +37,24 @@ _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 @asynccontextmanager
 async def connected(
-    console: Console, log: Callable[..., None] | None = None
+    console: Console, registries: Collection[Registry], log: Callable[..., None] | None = None
 ) -> AsyncIterator[Transport]:
     """Yield the transport of this process while its time-outs are watched, and close it in the end.
 
-    Messages go to `log`, by default the console's.
+    Messages go to `log`, by default the console's. Raises ConfigError if a file that one of the
+    `registries` names cannot be used: before any request is sent.
     """
     raise_file_limit()
     machine = Machine(read_login_file, log or console.log, traces=console.shows("trace"))
     transport = Transport(machine)
-    failure: Exception | None = None
+    transport.read_again(registries)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(transport.pool.watch)
         try:
             yield transport
-        except Exception as error:  # the task group would raise it as a part of an ExceptionGroup
-            failure = error
         finally:
             transport.close()
             tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 def read_login_file(path: str) -> bytes | None:
@@ -82,11 +79,9 @@ def raise_file_limit() -> None:
     except ImportError:  # Windows
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= MOST_OPEN_FILES:
-        return
-    # RLIM_INFINITY is negative on some systems, so `min` cannot be used with it.
-    limit = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    limit = min(hard, MOST_OPEN_FILES)
+    if 0 <= soft < limit:  # RLIM_INFINITY is negative on some systems
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def utc_now() -> str:
@@ -116,13 +111,6 @@ def report_document(
     }
 
 
-def print_report(
-    report: Report | Audit, started_at: str, elapsed: float, transport: Transport, console: Console
-) -> None:
-    """Print the report of `--json`. `elapsed` is in seconds."""
-    console.print_document(report_document(report, started_at, elapsed, transport))
-
-
 @contextmanager
 def private_files() -> Iterator[None]:
     """Make files and directories that are created in the block accessible to the user only."""
@@ -141,24 +129,9 @@ def run_async(work: Callable[[], Awaitable[int]]) -> int:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
     try:
         with private_files():
-            return anyio.run(run_with_wakeup, work, backend="asyncio")
+            return anyio.run(work, backend="asyncio")
     finally:
         gc.set_threshold(*thresholds)
-
-
-async def run_with_wakeup(work: Callable[[], Awaitable[int]]) -> int:
-    """Run `work` in an event loop that is woken by every signal. Returns its exit status."""
-    # A signal that arrives just before the event loop blocks is handled only when something wakes
-    # the loop. A loop that listens for at least one signal is woken by every signal, because it has
-    # called `signal.set_wakeup_fd`. So listen for SIGURG, which is unused otherwise.
-    unused_signal = getattr(signal, "SIGURG", None)
-    # Windows has no SIGURG, but its event loop is woken by every signal. Other threads than the
-    # main thread get no signals.
-    if unused_signal is None or threading.current_thread() is not threading.main_thread():
-        return await work()
-
-    with anyio.open_signal_receiver(unused_signal):
-        return await work()
 
 
 async def carry_out(

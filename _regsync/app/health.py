@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
 
 from _regsync.errors import ConfigError
 from _regsync.text import json_text, printable, reason_of
@@ -25,7 +24,7 @@ AnswerProbe = Callable[[str], tuple[int, dict[str, object]]]
 
 LARGEST_HEAD = 8192  # bytes of a request
 PLACES = 64  # clients that are served at a time
-CLIENT_SECONDS = 2.0  # for the request, the response, and the end of the connection
+CLIENT_SECONDS = 2.0  # for the request and the response
 NO_FILES_PAUSE = 0.1  # seconds to wait if the process cannot open another socket
 
 
@@ -80,7 +79,7 @@ def open_listener(bind: str, port: int) -> socket.socket:
         )
     except (OSError, ValueError) as error:
         # The message below has the address already, which `create_server` adds in brackets.
-        reason = reason_of(error, 100).partition(" (while")[0].lower()
+        reason = reason_of(error).partition(" (while")[0].lower()
         raise ConfigError(
             f"health probes: cannot listen on {printable(bind, 100) or '*'} port {port}: {reason}",
             hint="choose another address or port with --health-bind and --health-port",
@@ -88,26 +87,17 @@ def open_listener(bind: str, port: int) -> socket.socket:
 
 
 def exchange(client: socket.socket, answer_probe: AnswerProbe) -> None:
-    """Read a request, send the response, and wait for the end. Raises OSError after the time."""
+    """Read a request and send the response. Raises OSError after the time."""
     deadline = time.monotonic() + CLIENT_SECONDS
-
-    def receive() -> bytes:
-        # A time-out of 0 would not wait, and a negative one is invalid.
-        client.settimeout(max(0.001, deadline - time.monotonic()))
-        return client.recv(LARGEST_HEAD)
-
     head = b""
     while b"\r\n\r\n" not in head and len(head) < LARGEST_HEAD:
-        received = receive()
+        # A time-out of 0 would not wait, and a negative one is invalid.
+        client.settimeout(max(0.001, deadline - time.monotonic()))
+        received = client.recv(LARGEST_HEAD)
         if not received:
             return
         head += received
     client.sendall(respond(head, answer_probe))
-    client.shutdown(socket.SHUT_WR)
-    # If a socket is closed with unread bytes, the system resets the connection, and the client may
-    # lose the response (RFC 9112 section 9.6).
-    while receive():
-        pass
 
 
 def respond(head: bytes, answer_probe: AnswerProbe) -> bytes:
@@ -121,7 +111,7 @@ def respond(head: bytes, answer_probe: AnswerProbe) -> bytes:
 
     body = json_text(document).encode()
     lines = [
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"HTTP/1.1 {status} ",  # the words after the number may be left out
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Connection: close",

@@ -20,7 +20,6 @@ from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
 from _regsync.errors import ConfigError
-from _regsync.oci import full_name, split_full_name
 from _regsync.text import duration_text, printable, size_text
 
 LARGEST_REPORT = 256 * 1024 * 1024  # bytes; 100,000 images take 70 MB
@@ -44,9 +43,6 @@ _STATUS_WORDS = {
 
 Json: TypeAlias = dict[str, Any]  # a report, or a part of it: see tests/report.schema.json
 
-# What an image that was left undone has beside its names and its status.
-_UNDONE: Json = {"reason": None, "error": None, "bytes": 0, "duration_s": 0.0}
-
 
 # Reading.
 
@@ -59,14 +55,7 @@ def expecting_report(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         text = f"{name} is not the JSON report of a run: {printable(reason, 200)}"
         raise ConfigError(text, hint=_HINT) from error
@@ -84,7 +73,7 @@ def read_report(data: bytes, name: str) -> Json:
             raise ValueError(f"its `schema` is {run['schema']!r}, and only 1 can be read")
         if "error" in run:
             raise ValueError(f"its command ended before it tried any: {run['error']['message']}")
-        run["images"] += [{**_UNDONE, **image} for image in run.get("undone", ())]
+        run["images"] += run.get("undone", ())
         for image in run["images"]:
             names = image["source"], image["target"]
             if not all(isinstance(each, str) for each in names):
@@ -242,40 +231,21 @@ def _markdown(text: str) -> str:
 
 
 def as_junit(run: Json) -> str:
-    """Format the report as JUnit XML: a suite for each pair of repositories, a case for each image
-    and target.
+    """Format the report as JUnit XML: a case for each image, which its target is the class of.
 
     A case has passed if the image is at the target, including an image that was there unchanged.
     """
-    suites = defaultdict[str, list[Json]](list)
-    for image in run["images"]:
-        _, target = split_full_name(_repository_of(image["target"]))
-        suites[f"{_repository_of(image['source'])} to {target}"].append(image)
-
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
-    lines.append(f"<testsuites {_junit_counts('regsync', run['images'], run['duration_s'])}>")
-    for name, images in suites.items():
-        seconds = sum(image["duration_s"] for image in images)
-        lines.append(f"<testsuite {_junit_counts(name, images, seconds)}>")
-        lines += map(_junit_case, images)
-        lines.append("</testsuite>")
-    lines.append("</testsuites>")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _repository_of(reference: str) -> str:
-    """Return a reference without its tag or digest."""
-    host, name = split_full_name(reference)
-    return full_name(host, re.split("[@:]", name)[0])
-
-
-def _junit_counts(name: str, images: Sequence[Json], seconds: float) -> str:
+    images = run["images"]
     counts = Counter(image["status"] for image in images)
     held_back = sum(map(_is_held_back, images))
-    return (
-        f'name="{_xml(name)}" time="{seconds:.3f}" tests="{len(images)}"'
-        f' failures="{counts["failed"]}" errors="{counts["undone"]}" skipped="{held_back}"'
-    )
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuite name="regsync" time="{run["duration_s"]:.3f}" tests="{len(images)}"'
+        f' failures="{counts["failed"]}" errors="{counts["undone"]}" skipped="{held_back}">',
+        *map(_junit_case, images),
+        "</testsuite>",
+    ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _is_held_back(image: Json) -> bool:
@@ -284,19 +254,16 @@ def _is_held_back(image: Json) -> bool:
 
 
 def _junit_case(image: Json) -> str:
-    source, target = image["source"], image["target"]
-    name = source.removeprefix(_repository_of(source)).lstrip("@:") or source
     result = ""
     if error := image["error"]:
-        detail = _xml(f"{source} to {target}. {error['hint'] or ''}")
         attributes = f'type="{_xml(error["code"])}" message="{_xml(error["message"])}"'
-        result = f"<failure {attributes}>{detail}</failure>"
+        result = f"<failure {attributes}>{_xml(error['hint'] or '')}</failure>"
     elif image["status"] == "undone":
         result = '<error type="UNDONE" message="the run was interrupted before"/>'
     elif _is_held_back(image):
         result = f'<skipped message="{_xml(image["reason"] or "skipped")}"/>'
     return (
-        f'<testcase classname="{_xml(_repository_of(target))}" name="{_xml(name)}"'
+        f'<testcase classname="{_xml(image["target"])}" name="{_xml(image["source"])}"'
         f' time="{image["duration_s"]:.3f}">{result}</testcase>'
     )
 

@@ -63,7 +63,6 @@ async def show_progress(console: Console, work: Work) -> None:
     start = anyio.current_time()
     # (time, bytes moved, bytes expected) of the last RATE_SECONDS and of one moment before.
     samples = deque([(start, 0, 0)])
-    signs = dict[str, tuple[object, float]]()  # of life, for `describe_registries`
     interval = TERMINAL_SECONDS if console.has_progress_line else HEARTBEAT_SECONDS
     try:
         while True:
@@ -86,20 +85,17 @@ async def show_progress(console: Console, work: Work) -> None:
                 rate=rate,
                 elapsed=now - start,
                 remaining=(expected - moved) / rate if is_known else None,
-                registries=describe_registries(work.transport, signs, now),
+                registries=describe_registries(work.transport, start, now),
             )
             console.show_progress(str(progress), progress._asdict())
     finally:
         console.clear_progress()
 
 
-def describe_registries(
-    transport: Transport, signs: dict[str, tuple[object, float]], now: float
-) -> tuple[str, ...]:
+def describe_registries(transport: Transport, start: float, now: float) -> tuple[str, ...]:
     """Return a text for each registry that is away, throttled or slow, in this order.
 
-    `signs` has, by host, a sign of life, which differs as long as the host answers, and since when
-    it is the same. It is brought up to date.
+    A registry is slow if nothing moves anywhere, and a request waits for its answer.
     """
     texts = dict[str, str]()  # by host; each has the first text that applies
     for reach in sorted(transport.reaches, key=lambda reach: reach.since):
@@ -111,15 +107,9 @@ def describe_registries(
             text = f"{host} is throttled (429), window {lane.width:.0f}, next try in {pause}"
             texts.setdefault(host, text)
 
-    # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
-    byte_count = transport.blob_bytes + transport.bytes_sent
-    for host, limits in transport.limits.items():
-        request_count = transport.requests[host].total() if host in transport.requests else 0
-        is_idle = limits.used == 0
-        sign = (request_count, byte_count, now if is_idle else None)
-        if host not in signs or signs[host][0] != sign:
-            signs[host] = (sign, now)
-        silence = now - signs[host][1]
-        if silence >= SILENCE_SECONDS:
-            texts.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
+    silence = now - max(start, transport.last_progress)
+    if silence >= SILENCE_SECONDS:
+        for host, limits in transport.limits.items():
+            if limits.used:
+                texts.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
     return tuple(texts.values())

@@ -10,13 +10,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio.lowlevel
 
 from _regsync import __version__
 from _regsync.app.console import Console
-from _regsync.app.environment import connected, listen_for_signals, print_report, utc_now
+from _regsync.app.environment import connected, listen_for_signals, report_document, utc_now
 from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
 from _regsync.config import Config
@@ -57,7 +58,7 @@ async def run(
     signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
         signals.append(signal.SIGHUP)
-    async with connected(console, news.log) as transport:
+    async with connected(console, inputs.config.registries_in_use, news.log) as transport:
         watch = Watch(console, news, transport, load, inputs, interval)
         with serving(health_address, health_port, watch.answer_probe) as bound_port:
             async with anyio.create_task_group() as tasks:
@@ -127,7 +128,7 @@ class Watch:
             if is_second:
                 self._cycle_scope.cancel()
             self._stop.set()
-            self._health = self._health._replace(status="stopping")
+            self._health.status = "stopping"
         self._wake.set()
 
     async def run_cycles(self) -> None:
@@ -161,7 +162,7 @@ class Watch:
             for problem in error.problems or [error]:
                 text = f"{error.code}: {problem}; the last valid configuration stays in force"
                 self._news.log("error", "reload_failed", text, code=error.code, hint=error.hint)
-            self._health = self._health._replace(reload_error=str(error))
+            self._health.reload_error = str(error)
             return
 
         if inputs != before or self._health.reload_error is not None:
@@ -169,13 +170,13 @@ class Watch:
             if inputs.lock is not None:
                 text += f", {len(inputs.lock)} locked images"
             self._console.log("info", "reloaded", text)
-        self._health = self._health._replace(reload_error=None)
+        self._health.reload_error = None
 
     async def _run_cycle(self) -> None:
         """Sync all mappings once and show the results. After a signal no more images are copied."""
         start = anyio.current_time()
         started_at = utc_now()
-        self._health = self._health._replace(due=start)
+        self._health.due = start
         config = self._inputs.config
         for warning in config.warnings:
             self._news.log("warning", "config", warning)
@@ -198,7 +199,8 @@ class Watch:
 
         duration = anyio.current_time() - start
         if self._console.writes_json:
-            print_report(report, started_at, duration, self._transport, self._console)
+            document = report_document(report, started_at, duration, self._transport)
+            self._console.print_document(document)
         cycle = {
             "number": self._cycle_number,
             "started_at": started_at,
@@ -208,22 +210,19 @@ class Watch:
         }
         # Exit status 1 means that some images failed and others did not, which is enough to be
         # ready.
-        is_first_success = self._health.status == "starting" and report.exit_status() in (0, 1)
-        self._health = self._health._replace(
-            status="ready" if is_first_success else self._health.status,
-            cycle=cycle,
-            due=anyio.current_time() + self._interval,
-        )
+        if self._health.status == "starting" and report.exit_status() in (0, 1):
+            self._health.status = "ready"
+        self._health.cycle = cycle
+        self._health.due = anyio.current_time() + self._interval
         if report.has_something_to_report:
             text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
             self._console.log("info", "cycle", text, **cycle)
 
 
-class Health(NamedTuple):
-    """The state that health probes report.
-
-    It is immutable, because other threads read it. `Watch` replaces it as a whole. Times are those
-    of the event loop's clock, in seconds.
+@dataclass
+class Health:
+    """The state that health probes report, in other threads. Times are those of the event loop's
+    clock, in seconds.
     """
 
     due: float  # the start of the current cycle; between two cycles, the planned start of the next

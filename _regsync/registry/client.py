@@ -354,7 +354,7 @@ class RegistryClient:
             except SyncError as error:
                 failure = error
             if isinstance(failure, TimedOut) and call.seconds is not None:
-                failure.make_final()
+                failure.retryable = False
             text = f"{call.method} {self.key}{call.shown_path}: {failure}"
             self._run.machine.log("debug", "retry", text)
             await retry.pause(failure, self.limits)
@@ -607,7 +607,7 @@ class RegistryClient:
         moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
         wait = duration_text(seconds)
         error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
-        error.make_final()
+        error.retryable = False
         lane.stop(error, anyio.current_time() + seconds)
 
     def _error_of(self, response: Response) -> RegistryError:

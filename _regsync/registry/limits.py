@@ -291,7 +291,7 @@ class HostLimits:
         if self._pauses:  # it was waited for
             waited = duration_text(self.gives_up_at - self.since)
             error.message += f" (waited for {waited})"
-        error.make_final()
+        error.retryable = False
         self.stop(error)
 
     def describe_wait(self) -> str:

@@ -196,7 +196,8 @@ class Upload:
             self._host.refresh_login(exchange, self._login_refusals, _MOST_LOGINS)
             raise LoginExpired("the login expired during the upload")
         error = self._host.refusal(exchange)
-        error.is_session_gone = error.is_session_gone or is_gone
+        if is_gone:
+            error.is_session_gone = error.retryable = True
         raise error
 
     async def resume(self) -> None:

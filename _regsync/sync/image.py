@@ -287,13 +287,8 @@ class ImageCopy:
             self.error = self.error or image.error
             self.artifacts.update((each.reference, "failed") for each in failed if each.artifact)
 
-    def outcome(
-        self, *, started: float = 0.0, duration: float, is_dry_run: bool = False
-    ) -> Outcome:
-        """Return the entry for the report.
-
-        The copy began `started` seconds after the run, and took `duration` seconds.
-        """
+    def outcome(self, *, duration: float, is_dry_run: bool = False) -> Outcome:
+        """Return the entry for the report. The copy took `duration` seconds."""
         status, reason = self._status(is_dry_run=is_dry_run)
         digest_at_target = self.immutable_digest or self.digest
         uploaded = self.uploaded
@@ -308,7 +303,6 @@ class ImageCopy:
             reason=reason,
             error=self.error,
             bytes=sum(blob.size for blob in uploaded),
-            started=started,
             duration=duration,
             transferred=tuple(blob.digest for blob in uploaded),
             mounted=results[BlobResult.MOUNTED],

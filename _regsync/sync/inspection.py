@@ -20,6 +20,7 @@ from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size
+from _regsync.sync.image import Traffic
 from _regsync.sync.once import Once, gather
 from _regsync.text import size_text
 
@@ -76,9 +77,9 @@ class Inspection:
         """Record an error."""
         self.error = self.error or error
 
-    def exceed(self, error: ContentError, operation: str) -> None:
+    def exceed(self, error: ContentError) -> None:
         """Record that the image has more parts than are looked at."""
-        self.fail(error.add_context(Side.TARGET, operation, self.target_name))
+        self.fail(error.add_context(Side.TARGET, "read", self.target_name))
 
     @contextmanager
     def looking_at(self, part: str, digest: str, size: int | None = None) -> Iterator[None]:
@@ -119,7 +120,7 @@ class Inspector:
         # How many blobs were read, their bytes, and the bytes of the blobs that are to be read.
         self.blobs_read = 0
         self.bytes_read = 0
-        self.bytes_to_read = 0
+        self.traffic = Traffic()
         # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
         self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
 
@@ -148,7 +149,7 @@ class Inspector:
             try:
                 check_tree_size(named.values())
             except ContentError as error:
-                image.exceed(error, "read")
+                image.exceed(error)
                 return present
             manifests = await gather(
                 partial(self._look_at_child, image, child) for child in children.values()
@@ -157,7 +158,7 @@ class Inspector:
             present += level
 
         too_deep = ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        image.exceed(too_deep, "read")
+        image.exceed(too_deep)
         return present
 
     async def _look_at_child(self, image: Inspection, child: Descriptor) -> Manifest | None:
@@ -200,7 +201,7 @@ class Inspector:
             raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
         # An empty JSON object, or a blob that is embedded in its descriptor, need not be read.
         if self._reads_blobs and known_body(blob) is None:
-            self.bytes_to_read += blob.size
+            self.traffic.expected_bytes += blob.size
             await self._read_blob(target, blob)
             self.blobs_read += 1
             self.bytes_read += blob.size
@@ -264,13 +265,7 @@ class Verification:
                 self._log("warning", "part_missing", f"{image.target_name}: {finding.message}")
         if not lost:
             return True
-        # Nothing is believed of the image now but the blobs that were found.
-        for name in manifests:
-            manifest = self._discovery.cached_manifest(target, name)
-            for blob in manifest.blobs if manifest is not None else ():
-                if (blob.digest, target.key) in self._inspector.blobs:
-                    self._known.confirm_blob(where, blob.digest)
-        for name in (*manifests, *lost):
+        for name in (*manifests, *lost):  # nothing is believed of the image now
             self._known.forget(where, name)
         return False
 

@@ -1,12 +1,13 @@
-"""Assign tags to mappings, and mappings to shards.
+"""Which run copies which tag: of mappings that select the same, of shards, and after a failed run.
 
-Owns: what happens if two mappings write the same target tag; shards.
+Owns: what happens if two mappings write the same target tag; retries; shards.
 May not know: how tags are found, how anything is copied, clocks, tasks.
 Invariants:
 - I10: on a conflict the earlier mapping wins.
+- An image that is not in the report of a retry is not copied.
 - Each mapping is in exactly one shard. Mappings with a common target repository are in the same
   shard, so that conflicts are detected.
-Follows: docs/design.md section 3, docs/operations.md "How much at the same time".
+Follows: docs/design.md sections 2 ("Retry") and 3, docs/operations.md "How much at the same time".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import ConfigError, MappingConflict
+from _regsync.errors import ConfigError, Side, SyncError
 from _regsync.text import printable
 
 # Kubernetes sets this variable in the pods of an Indexed Job.
@@ -57,7 +58,7 @@ class WantedTag(NamedTuple):
 
 def assign_tags(
     selections: Iterable[tuple[MappingRule, Iterable[str]]],
-) -> tuple[list[WantedTag], list[tuple[WantedTag, MappingConflict]]]:
+) -> tuple[list[WantedTag], list[tuple[WantedTag, SyncError]]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
     `selections` has each mapping with the tags that it selects, in the order of the configuration.
@@ -68,7 +69,7 @@ def assign_tags(
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
     assigned = list[WantedTag]()
-    conflicts = list[tuple[WantedTag, MappingConflict]]()
+    conflicts = list[tuple[WantedTag, SyncError]]()
 
     for mapping, tags in selections:
         for tag in _order_versions_first(tags):
@@ -82,7 +83,8 @@ def assign_tags(
                 elif owner.source_key != mapping.source_key:
                     text = f"mappings[{owner.index}] writes this tag too, from another source"
                     hint = "give one of the two mappings another `to`, or narrow its tags"
-                    error = MappingConflict(text, hint=hint)
+                    error = SyncError(text, hint=hint)
+                    error.side = Side.TARGET
                     conflicts.append((WantedTag(mapping, tag, (target,)), error))
                 # Otherwise the owner copies the same tag of the same source.
             if free_targets:
@@ -95,6 +97,64 @@ def _order_versions_first(tags: Iterable[str]) -> list[str]:
     """Order versions such as `1.2.3` before other tags, such as `latest` for the same image (I2)."""
     # `sorted` is stable: versions keep their order, and so do other tags.
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
+
+
+# Retries.
+
+
+class Retry:
+    """The images of a report that failed or were left undone, to which a run is narrowed.
+
+    The run selects tags as ever, so that a conflict of mappings ends as in a run of all mappings
+    (I10). Of what it selects, only these images are copied.
+    """
+
+    def __init__(self, images: Iterable[tuple[str, str]], mappings: Iterable[MappingRule]) -> None:
+        """`images` are pairs of source and target, as full references with host. `mappings` are
+        those of the configuration.
+        """
+        # By the full names of source and target repository, the tags to retry. ALL_TAGS is among
+        # them if the tags of a mapping could not be listed.
+        self._tags = defaultdict[tuple[str, str], set[str]](set)
+        for source, target in images:
+            source_repository, _, tag = source.rpartition(":")
+            target_repository, _, target_tag = target.rpartition(":")
+            if tag == target_tag:  # no mapping copies a tag to another tag
+                self._tags[source_repository, target_repository].add(tag)
+
+        # The mappings that write a repository of the images: those that the retry needs.
+        repositories = {target for _, target in self._tags}
+        self.mappings = tuple(
+            mapping
+            for mapping in mappings
+            if any(_names_of(mapping, target)[1] in repositories for target in mapping.targets)
+        )
+
+    def filter_tags(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
+        """Return the tags to retry, each with only the targets at which it is retried."""
+        filtered = list[WantedTag]()
+        for wanted in tags:
+            targets = tuple(target for target in wanted.targets if self._includes(wanted, target))
+            if targets:
+                filtered.append(wanted._replace(targets=targets))
+        return filtered
+
+    def _includes(self, wanted: WantedTag, target: Registry) -> bool:
+        """Report whether a tag is retried at a target.
+
+        ALL_TAGS, the tag of a mapping that could not be listed, is retried if any tag is retried.
+        """
+        tags = self._tags.get(_names_of(wanted.mapping, target), ())
+        return wanted.tag in tags or ALL_TAGS in tags or (wanted.tag == ALL_TAGS and bool(tags))
+
+
+def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
+    """Return the full names of the source and the target repository, as in a report."""
+    source = mapping.source.name_of(mapping.source_repository)
+    return source, target.name_of(mapping.target_repository)
+
+
+# Shards.
 
 
 def config_of_shard(config: Config, number: int, total: int) -> Config:
@@ -123,10 +183,8 @@ def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
     number, _, total = text.partition("/")
     shown = printable(text, 40)
     if text.startswith("/"):
-        pod_index = environ.get(_INDEX_VARIABLE)
-        number = pod_index or ""
-        shown_index = "not set" if pod_index is None else printable(pod_index, 40)
-        shown = f"{shown} ({_INDEX_VARIABLE}: {shown_index})"
+        number = environ.get(_INDEX_VARIABLE, "")
+        shown = f"{shown} ({_INDEX_VARIABLE}: {printable(number, 40) or 'not set'})"
 
     are_numbers = all(_SHARD_NUMBER.fullmatch(part) is not None for part in (number, total))
     # This also refuses a total of 0.

@@ -24,14 +24,14 @@ class Outcome(NamedTuple):
 
     source: str  # full references, with hosts
     target: str
-    status: str  # synced, skipped or failed. In a dry run it is would_sync instead of synced.
+    # synced, skipped or failed; in a dry run would_sync instead of synced; undone after a signal
+    status: str
     digest: str | None = None  # what the target has; None if the image has failed
     source_digest: str | None = None
     reason: str | None = None  # why the image was skipped
     until: int | None = None  # when `min_age` no longer holds it, in seconds since 1970
     error: RegsyncError | None = None
     bytes: int = 0  # sent to the target for the image and its artifacts
-    started: float = 0.0  # when the copy began, in seconds since the run's start
     duration: float = 0.0  # seconds
     transferred: tuple[str, ...] = ()  # the digests of the blobs that were uploaded
     mounted: int = 0  # how many blobs were mounted
@@ -66,19 +66,16 @@ class Outcome(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the image's entry in the field `images` of the report."""
-        # The digests differ if the index was trimmed to its platforms, or if the image has failed.
-        differs_at_target = self.source_digest is not None and self.source_digest != self.digest
         return {
             "source": self.source,
             "target": self.target,
             "digest": self.digest,
-            **({"source_digest": self.source_digest} if differs_at_target else {}),
+            "source_digest": self.source_digest,
             "status": self.status,
             "reason": self.reason,
             **({"until": time_text(self.until)} if self.until is not None else {}),
             "error": error_json(self.error),
             "bytes": self.bytes,
-            "started_s": round(self.started, 3),
             "duration_s": round(self.duration, 3),
             "blobs": {
                 "transferred": len(self.transferred),
@@ -122,17 +119,6 @@ def exit_status_for(codes: Collection[str], *, has_all_failed: bool) -> int:
     return 2 if has_internal_error else 1
 
 
-class Undone(NamedTuple):
-    """An image that an interrupted run has not finished.
-
-    The references `REPO:*` stand for all images of a mapping whose tags were not listed.
-    """
-
-    source: str  # full references, with hosts
-    target: str
-    status: str = "undone"
-
-
 class MappingSelection(NamedTuple):
     """How many tags a mapping selected, and how many it dropped for which reason."""
 
@@ -140,10 +126,9 @@ class MappingSelection(NamedTuple):
     target: str
     selected: int = 0  # the number of selected tags
     dropped: Mapping[str, int] = {}  # the number of dropped tags by reason
-    error: RegsyncError | None = None  # why the tags of the source could not be listed
 
     def line(self) -> str:
-        """Format the line of a dry run about the mapping. The mapping must have no error."""
+        """Format the line of a dry run about the mapping."""
         line = f"select {self.source} -> {self.target}: {self.selected} tags"
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         return f"{line} (dropped: {dropped})" if dropped else line
@@ -155,7 +140,6 @@ class MappingSelection(NamedTuple):
             "to": self.target,
             "selected": self.selected,
             "dropped": dict(self.dropped),
-            **({"error": error_json(self.error)} if self.error is not None else {}),
         }
 
 
@@ -168,21 +152,14 @@ class Report:
         # blob counts once for each target repository.
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
-        # By the mapping's index in the configuration.
+        # By the mapping's index in the configuration, without those that could not be listed.
         self.selections = dict[int, MappingSelection]()
 
         # Whether the run has not ended by itself. It is True while the run is under way.
         self.interrupted = True
-        # Images of an interrupted run without an outcome, and an entry `REPO:*` for each mapping
-        # whose tags were not listed.
-        self.undone = list[Undone]()
-        # How many mappings of an interrupted run were not listed.
-        self.mappings_undone = 0
-
-    @property
-    def images_undone(self) -> int:
-        """How many selected images an interrupted run has not finished."""
-        return sum(1 for undone in self.undone if not undone.source.endswith(":*"))
+        # Images that an interrupted run has not finished. One for each target, with the tag `*`, stands
+        # for all images of a mapping whose tags were not listed.
+        self.undone = list[Outcome]()
 
     @property
     def has_something_to_report(self) -> bool:
@@ -207,8 +184,8 @@ class Report:
         hold_ends = self.hold_ends()
         if hold_ends:
             images["held"] = len(hold_ends)
-        if self.images_undone:
-            images["undone"] = self.images_undone
+        if self.undone:
+            images["undone"] = len(self.undone)
 
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
         return {
@@ -230,10 +207,7 @@ class Report:
 
     def undone_text(self) -> str:
         """Format the message for an interrupted run."""
-        text = f"interrupted, images left undone: {self.images_undone}"
-        if self.mappings_undone:
-            text += f"; mappings not listed: {self.mappings_undone}"
-        return text
+        return f"interrupted, images left undone: {len(self.undone)}"
 
     def summary(self, elapsed: float) -> list[str]:
         """Return the lines of the summary (docs/specification.md section 6).
@@ -259,11 +233,7 @@ class Report:
 
     def plan(self) -> list[str]:
         """Return the lines of a dry run: the selection of each mapping, each image, the totals."""
-        lines = [
-            selection.line()
-            for _, selection in sorted(self.selections.items())
-            if selection.error is None
-        ]
+        lines = [selection.line() for _, selection in sorted(self.selections.items())]
         for outcome in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
             lines += outcome.plan_lines()
 
@@ -283,6 +253,6 @@ class Report:
         return {
             "dry_run": self.is_dry_run,
             "images": [outcome.as_json() for outcome in self.outcomes],
-            **({"undone": [image._asdict() for image in self.undone]} if self.undone else {}),
+            **({"undone": [image.as_json() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
         }

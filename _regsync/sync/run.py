@@ -33,14 +33,14 @@ from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.looks import check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
-from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
+from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob
 
 if TYPE_CHECKING:
     from _regsync.pins import Lock
     from _regsync.sync.dry_run import DryRun
-    from _regsync.sync.retry import Retry
+    from _regsync.sync.mappings import Retry
 
 # Seconds for which copies under way may continue after a signal (docs/specification.md section
 # 1.6).
@@ -162,8 +162,6 @@ class Run:
         # By index, the mappings whose tags have not been selected yet.
         self._unlisted = dict[int, MappingRule]()
         self._selected = list[_Selected]()
-        # When the run began, on the clock of the event loop.
-        self._run_began = 0.0
         self._lookup_tasks: anyio.abc.TaskGroup
         # The copies into layouts that a power cut can still lose. They are reported when it cannot.
         self._unsaved_copies = list[ImageCopy]()
@@ -202,10 +200,7 @@ class Run:
 
         The report is complete afterwards.
         """
-        self._run_began = anyio.current_time()
         for registry in self._config.registries_in_use:
-            # An unusable file must raise its error before the first request.
-            self._transport.dialer.prepare(registry)
             if registry.is_layout:
                 self._discovery.layout(registry).read_receipts()
 
@@ -236,7 +231,6 @@ class Run:
     def _complete_report(self) -> None:
         """Set the fields of the report that cover the whole run."""
         report, traffic = self._report, self.scheduler.traffic
-        report.mappings_undone = len(self._unlisted)
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
 
@@ -258,18 +252,15 @@ class Run:
         self._knowledge.finish()
         self._state.close()
 
-    def _find_undone(self) -> list[Undone]:
+    def _find_undone(self) -> list[Outcome]:
         """Return the images without an outcome. A mapping that was not listed is named `REPO:*`."""
-        undone = list[Undone]()
         selected = list(self._selected)
         for mapping in self._unlisted.values():
-            tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
-            all_wanted = [WantedTag(mapping, tag, mapping.targets) for tag in tags]
-            selected += map(self._new_selected, self._filter_by_retry(all_wanted))
+            all_of_it = WantedTag(mapping, ALL_TAGS, mapping.targets)
+            selected += map(self._new_selected, self._filter_by_retry([all_of_it]))
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
-        for each in selected:
-            undone += [Undone(*names) for names in self._names(each) if names not in ended]
-        return undone
+        names = [pair for each in selected for pair in self._names(each)]
+        return [Outcome(*pair, "undone") for pair in names if pair not in ended]
 
     def _names(self, selected: _Selected) -> list[tuple[str, str]]:
         """Return the full references of a selected tag: at the source, and at each target."""
@@ -326,19 +317,15 @@ class Run:
         If the source cannot be listed, returns no tags and reports one failed image for each
         target.
         """
-        source = self._discovery.source_of(mapping)
         try:
             selection = await self._discovery.select_tags(mapping)
         except SyncError as error:
-            self._report.selections[mapping.index] = MappingSelection(
-                str(source), mapping.target_repository, error=error
-            )
             self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
         reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
-            str(source),
+            str(self._discovery.source_of(mapping)),
             mapping.target_repository,
             selected=len(selection.kept),
             dropped=dict(sorted(reasons.items())),
@@ -595,9 +582,7 @@ class Run:
         if search.key and is_worth_recording:
             self._knowledge.record_artifact_check(search.key, check_after(copy))
         outcome = copy.outcome(
-            started=copy.began - self._run_began,
-            duration=anyio.current_time() - copy.began,
-            is_dry_run=self._report.is_dry_run,
+            duration=anyio.current_time() - copy.began, is_dry_run=self._report.is_dry_run
         )
         self._report_outcome(outcome)
 
@@ -617,7 +602,6 @@ class Run:
         """Report how a tag ended at targets to which nothing is copied. `fields` are those of Outcome
         that are the same at them; `began` is on the clock of the event loop.
         """
-        fields["started"] = began - self._run_began
         fields["duration"] = anyio.current_time() - began
         for source, target in self._names(_Selected(wanted, tags)):
             self._report_outcome(Outcome(source, target, **fields))

@@ -10,6 +10,7 @@ import json
 import select
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -32,13 +33,13 @@ def test_states_follow_cycles() -> None:
     assert told(begun, 1900) == (503, 503, "starting")
     assert told(begun, 2798, moved=1899)[0] == 200, "long is not stuck"
     assert told(begun, 2799, moved=1899)[0] == 503
-    waits = begun._replace(status="ready", due=5000.0)
+    waits = replace(begun, status="ready", due=5000.0)
     assert told(waits, 3000) == (200, 200, "ready"), "to wait is no illness"
     assert told(waits, 5899) == (200, 200, "ready")
     assert told(waits, 5900) == (503, 200, "ready"), (
         "but a cycle that does not begin when it is due is one"
     )
-    assert told(waits._replace(status="stopping"), 5000) == (200, 503, "stopping")
+    assert told(replace(waits, status="stopping"), 5000) == (200, 503, "stopping")
 
 
 def answer(path: str) -> tuple[int, dict[str, object]]:

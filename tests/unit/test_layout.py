@@ -17,7 +17,7 @@ import anyio.lowlevel
 import pytest
 
 from _regsync import edge
-from _regsync.app.process import in_thread
+from _regsync.app.cli import in_thread
 from _regsync.config import Config, registry_for
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout import Index, Layout, LayoutRepository, new_entry, read_lines, without_host

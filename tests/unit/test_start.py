@@ -105,9 +105,9 @@ def test_one_file_serves_several_pythons_each_with_its_tree(pyz, tmp_path):
 # half a millisecond to fifteen. First what only other commands need, or those who use a registry of a
 # cloud, a lock or an image layout; then what a run used to load of the standard library.
 NEEDLESS_OURS = {
-    *("app.access", "app.auditing", "app.locking", "app.watch", "app.health", "app.pages"),
+    *("app.access", "app.watch", "app.health", "app.pages"),
     *("auth.aws", "auth.azure", "auth.google"),
-    *("layout", "audit", "sync.dry_run", "sync.retry", "locking", "pins"),
+    *("layout", "audit", "sync.dry_run", "locking", "pins"),
 }
 NEEDLESS = {
     *("bz2", "ctypes", "decimal", "difflib", "email", "encodings.idna", "fractions", "hmac"),

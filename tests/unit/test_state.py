@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from _regsync import edge
-from _regsync.app.process import process_edge
+from _regsync.app.cli import process_edge
 from _regsync.oci import Descriptor, digest_of
 from _regsync.state import (
     ABSENT_IS_202,
