@@ -3,7 +3,7 @@
 `Index` says which names and artifacts `index.json` has, `Layout` reads and writes the directory, and
 `LayoutRepository` has the interface `registry.repository.Repository`. What is written goes to a file
 beside its place, `NAME.partial`. `Layout.save` syncs these files and renames them, then replaces
-`index.json`. The bytes of a blob that was not finished are its beginning in the next run.
+`index.json`.
 
 May not know: requests, which images are copied when.
 Invariants: a directory is read as if a stranger had written it: only regular files inside of it, of
@@ -37,7 +37,7 @@ import anyio
 
 from _regsync import edge
 from _regsync.config import Registry
-from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
+from _regsync.crypto import DIGEST_HEX_LENGTHS
 from _regsync.errors import (
     ConfigError,
     ContentError,
@@ -91,7 +91,6 @@ _LARGEST_INDEX = 64 * 1024 * 1024
 _LARGEST_MANIFEST = 4 * 1024 * 1024
 
 _MOST_VALUES = 1_000_000  # JSON values of an index; enough for 100,000 entries of this program
-_PIECE = 512 * 1024  # bytes of a file that are hashed at once
 _CONCURRENCY = 64  # permits of a layout; the large streams in each direction follow from it
 _MANY_FILES = 32  # from so many files on, `os.sync` first makes syncing them one by one faster
 
@@ -343,24 +342,6 @@ def _read_file(path: str, largest: int) -> bytes | None:
         return file.read(largest) if file else None
 
 
-def _open_beginning(path: str, largest: int) -> FileIO | None:
-    """Open what an earlier run has written of a file of `largest` bytes, to write on at its end.
-    None: there is nothing that could be its beginning, or that may be written to.
-    """
-    try:
-        file = FileIO(path, "r+", opener=open_safely)
-    except OSError:
-        return None
-    status = os.fstat(file.fileno())
-    # A second name of the file may be outside of the layout.
-    is_ours = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-    if is_ours and 0 < status.st_size <= largest:
-        file.seek(0, os.SEEK_END)
-        return file
-    file.close()
-    return None
-
-
 def _create_file(path: str) -> FileIO:
     """Create a file. What was at the path is removed."""
     remove_if_possible(path)
@@ -393,14 +374,6 @@ def _make_folder(path: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(path)
         sync_folder(os.path.dirname(path))
-
-
-def _hash_file(path: str, algorithm: str) -> str:
-    running_hash = new_hash(algorithm)
-    with FileIO(path, opener=open_safely) as file:
-        while piece := file.read(_PIECE):
-            running_hash.update(piece)
-    return running_hash.hexdigest()
 
 
 # The directory.
@@ -953,7 +926,7 @@ class _Upload:
     """A blob on its way into a layout: see `BlobUpload`.
 
     The session is the partial file, and its bytes are what the session has received. So it never
-    breaks: whatever fails, writing goes on at `offset`, in this run or in the next one.
+    breaks: whatever fails, writing goes on at `offset`.
     """
 
     is_broken = False
@@ -964,98 +937,65 @@ class _Upload:
         self.blob = blob
         self.session = ""  # the path of the file while it is open
         self.offset = 0  # bytes in the file
-        self.verifies = False  # whether the first bytes are of an earlier attempt
         self._repository = repository
         self._layout = repository.host
-        self._file: FileIO | None = None
+        self._file: FileIO
 
     def _adding_context(self) -> AbstractContextManager[None]:
         name = self._repository.name_of(self.blob.digest)
         return self._repository.adding_context("write blob", name)
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Open the file. Returns True if an earlier run has written all of the blob."""
-        layout, size = self._layout, self.blob.size
+        """Create the file. Returns False, because the blob has to be sent."""
+        layout = self._layout
         with self._adding_context():
             layout.begin_writing()
+            layout.check_room(self.blob.size)
             with _disk_errors(layout.path):
-                self.session = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
-                self._file = _open_beginning(self.session, size) or _create_file(self.session)
-                self.offset = self._file.tell()
-            self.verifies = self.offset > 0
-            layout.check_room(size - self.offset)
+                path = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
+                self._file = _create_file(path)
+        self.session, self.offset = path, 0
         layout.uploads.add(self)
-        if self.offset == size:
-            await self._finish()
-        return self.offset == size
+        return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Open the file: all repositories share their blobs, so there is nothing to mount."""
+        """Create the file: all repositories share their blobs, so there is nothing to mount."""
         return await self.start()
 
     async def send(self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None) -> bool:
         """Write the rest of the blob, and add the blob to the layout. Returns True.
 
-        `pieces` must verify the bytes, unless the upload `verifies` them. After an error of `pieces`
-        the file stays. After WrongBytes, or an error of the disk, it is removed.
+        `pieces` must verify the bytes. After an error the file stays until the upload is cancelled.
         """
-        try:
-            while piece := await pieces.next():
-                await self._write(piece)
-        except WrongBytes:
-            self._discard()
-            raise
-        await self._finish()
+        while piece := await pieces.next():
+            await self._write(piece)
+        with self._adding_context():
+            self._close()
+            self._layout.add_part(self.blob.digest)
         return True
 
     async def _write(self, piece: memoryview) -> None:
-        assert self._file is not None
         with self._adding_context(), _disk_errors(self.session):
-            try:
-                while piece:
-                    count = await edge.current().in_thread(self._file.write, piece)
-                    piece = piece[count:]
-                    self.offset += count
-            except OSError:
-                self._discard()  # others may need its room
-                raise
-
-    async def _finish(self) -> None:
-        """Close the file, and hand the blob over."""
-        algorithm, expected = split_digest(self.blob.digest)
-        with self._adding_context(), _disk_errors(self.session):
-            if self.verifies:
-                found = await edge.current().in_thread(_hash_file, self.session, algorithm)
-                if found != expected:
-                    self._discard()
-                    text = "what an earlier run has left of the blob is not its beginning"
-                    raise WrongBytes(text)
-            self._close()
-            self._layout.add_part(self.blob.digest)
+            while piece:
+                count = await edge.current().in_thread(self._file.write, piece)
+                piece = piece[count:]
+                self.offset += count
 
     async def resume(self) -> None:
         """Do nothing: a session does not break."""
 
     async def cancel_upload(self) -> None:
-        """Close the file. Its bytes are the beginning for whoever goes on; there is no file of none."""
-        if self.offset:
-            self._close()
-        else:
-            self._discard()
+        """Remove the file."""
+        path = self.session
+        self._close()
+        remove_if_possible(path)
 
     def _close(self) -> None:
         """Close the file, which has no claim to room any more."""
         self.session = ""
         self._layout.uploads.discard(self)
-        if self._file is not None:
-            with _disk_errors(self._layout.path):
-                self._file.close()
-            self._file = None
-
-    def _discard(self) -> None:
-        path = self.session
-        self._close()
-        remove_if_possible(path)
+        with _disk_errors(self._layout.path):
+            self._file.close()
 
 
 def list_repositories(path: str) -> list[str]:

@@ -52,8 +52,6 @@ class BlobUpload(Protocol):
     offset: int  # bytes that the session has received
     in_chunks: bool  # whether the blob is sent in several requests
     mount_status: int  # of the answer to the last request to mount; 0: there was none
-    # Whether the first bytes are of an earlier run, so that the target itself verifies the blob.
-    verifies: bool
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
