@@ -22,14 +22,8 @@ import os
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from io import BufferedWriter, FileIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -189,6 +183,8 @@ class Index:
     def __init__(self, body: bytes | None = None) -> None:
         """Read the bytes of an `index.json`. None: a new layout. Raises ContentError."""
         self.body = body  # of the file, as it was last read or written
+        # Whether `index.json` is missing, and `index.json.partial` was read: its rename was lost.
+        self.is_rename_lost = False
         # By the own name, or by the entry's JSON if it has none.
         self.entries = dict[str, Entry]()
         self.by_digest = dict[str, Entry]()
@@ -305,22 +301,7 @@ def _disk_errors(path: str) -> Iterator[None]:
         raise SyncError(f"{name}: {reason_of(error)}", hint=hint) from error
 
 
-class _File(NamedTuple):
-    """A file that was opened to be read."""
-
-    stream: FileIO
-    size: int  # bytes
-
-    def read(self, largest: int) -> bytes:
-        """Return all bytes, and close the file. Raises ContentError if there are too many."""
-        with self.stream:
-            if self.size > largest:
-                name = printable(str(self.stream.name))
-                raise ContentError(f"{name} has {self.size} bytes, more than {largest}")
-            return self.stream.readall()
-
-
-def _open_regular(path: str) -> _File | None:
+def _open_regular(path: str) -> FileIO | None:
     """Open a file to read it. None: it does not exist. Raises OSError and SyncError: for a link, a
     pipe, a device or a folder too.
     """
@@ -328,18 +309,56 @@ def _open_regular(path: str) -> _File | None:
         file = FileIO(path, opener=open_safely)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise SyncError(f"{printable(path)} is not a regular file")
-    return _File(file, status.st_size)
+    return file
+
+
+def _size_of(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _read_all(file: FileIO, largest: int) -> bytes:
+    """Return all bytes, and close the file. Raises ContentError if there are too many."""
+    with file:
+        size = _size_of(file)
+        if size > largest:
+            name = printable(str(file.name))
+            raise ContentError(f"{name} has {size} bytes, more than {largest}")
+        return file.readall()
 
 
 def _read_file(path: str, largest: int) -> bytes | None:
     """Return the bytes of a file. None: it does not exist."""
     with _disk_errors(path):
         file = _open_regular(path)
-        return file.read(largest) if file else None
+        return _read_all(file, largest) if file else None
+
+
+def _read_index(path: str, *, may_be_new: bool = False) -> Index:
+    """Read the index of the layout in a directory. Raises SyncError if it cannot be read.
+
+    Where `index.json` is missing, a complete `index.json.partial` is read: a power cut has taken the
+    new name with the old one. If it `may_be_new`, a directory without either is an empty layout.
+    """
+    place = os.path.join(path, "index.json")
+    try:
+        body = _read_file(place, _LARGEST_INDEX)
+        if body is not None:
+            return Index(body)
+        new_body = _read_file(place + PARTIAL_SUFFIX, _LARGEST_INDEX)
+        with suppress(ContentError):  # there is none, or it is not complete
+            index = Index(new_body or b"")
+            index.is_rename_lost = True
+            return index
+        if may_be_new:
+            return Index()
+        raise SyncError(f"{printable(path)} is not an image layout: it has no index.json")
+    except SyncError as error:
+        hint = "check the path, and whether the disk is mounted; else copy the layout again"
+        error.hint = error.hint or hint
+        raise
 
 
 def _create_file(path: str) -> FileIO:
@@ -408,9 +427,6 @@ class Layout:
         self.uploads = set[_Upload]()  # under way; they are promised the bytes that they lack
 
         self._index: Index | None = None  # None until `index.json` is read
-        # Whether `index.json` is missing, and `index.json.partial` was read: its rename was lost.
-        self.is_rename_lost = False
-
         self._is_writing = False
         self._lock: int | None = None  # a descriptor of the directory
         self._unnamed = set[str]()  # blobs and manifests that are complete and have no name yet
@@ -446,40 +462,8 @@ class Layout:
         layout cannot be read.
         """
         if self._index is None:
-            try:
-                self._index = self._read_index(may_be_new=may_be_new)
-            except SyncError as error:
-                hint = "check the path, and whether the disk is mounted; else copy the layout again"
-                error.hint = error.hint or hint
-                raise
+            self._index = _read_index(self.path, may_be_new=may_be_new)
         return self._index
-
-    def _read_index(self, *, may_be_new: bool) -> Index:
-        version = _read_file(self._place("oci-layout"), _LARGEST_MANIFEST)
-        body = _read_file(self._place("index.json"), _LARGEST_INDEX)
-        if body is None and version is not None:
-            body = self._read_new_index()
-        if body is None and may_be_new:
-            return Index()
-        if version is None or body is None:
-            name = "oci-layout" if version is None else "index.json"
-            raise SyncError(f"{printable(self.path)} is not a whole image layout: it has no {name}")
-        return Index(body)
-
-    def _read_new_index(self) -> bytes | None:
-        """Return the bytes of an index that was written and not renamed, or whose new name a power
-        cut has taken with the old one. None: there is none, or it is not complete.
-        """
-        body = _read_file(self._place("index.json") + PARTIAL_SUFFIX, _LARGEST_INDEX)
-        try:
-            Index(body or b"")
-        except ContentError:
-            return None
-        if not self.is_rename_lost:
-            text = f"index.json is missing, index.json{PARTIAL_SUFFIX} is used instead"
-            self._log("warning", "layout_index", f"{printable(self.path)}: {text}")
-        self.is_rename_lost = True
-        return body
 
     def _place(self, *names: str) -> str:
         return os.path.join(self.path, *names)
@@ -492,7 +476,7 @@ class Layout:
             raise SyncError(f"{printable(folder)} is not a directory")
         return os.path.join(folder, encoded)
 
-    def open(self, digest: str) -> _File | None:
+    def open(self, digest: str) -> FileIO | None:
         """Open a blob or manifest. None: it is not there."""
         path = self.path_of(digest)
         with _disk_errors(self.path):
@@ -505,8 +489,8 @@ class Layout:
         file = self.open(digest)
         if file is None:
             return None
-        file.stream.close()
-        return file.size
+        with file:
+            return _size_of(file)
 
     def holds(self, part: Descriptor) -> bool:
         return self.size_of(part.digest) == part.size
@@ -517,30 +501,27 @@ class Layout:
         if file is None:
             raise RegistryError("no such tag or manifest", status=404)
         with _disk_errors(self.path):
-            body = file.read(_LARGEST_MANIFEST)
+            body = _read_all(file, _LARGEST_MANIFEST)
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)
 
     def read_subjects(self) -> None:
         """Read what the artifacts of other tools refer to, once.
 
-        One warning names those that cannot be read. They may refer to any image, so that an error
+        Those that cannot be read are named in warnings. They may refer to any image, so that an error
         would fail all images.
         """
         index = self.index()
-        unreadable = list[str]()
         while index.unread:
             digest, entry = index.unread.popitem()
             try:
                 manifest = self.read_manifest(digest, entry.descriptor)
             except SyncError as error:
-                unreadable.append(f"{digest} ({error.message})")
+                text = "cannot be read, and is not copied if it is an artifact"
+                name = f"{printable(self.path)}: {digest}"
+                self._log("warning", "layout_entry", f"{name} {text}: {error.message}")
                 continue
             if manifest.subject is not None:
                 index.artifacts[manifest.subject.digest][digest] = entry
-        if unreadable:
-            text = "entries without a name cannot be read, and are not copied if they are artifacts"
-            text = f"{len(unreadable)} {text}; the first is {unreadable[0]}"
-            self._log("warning", "layout_entries", f"{printable(self.path)}: {text}")
 
     # Writing.
 
@@ -567,9 +548,9 @@ class Layout:
             if not os.path.lexists(self._place("oci-layout")):
                 _write_file(self._place("oci-layout") + PARTIAL_SUFFIX, _VERSION)
                 _put_in_place(self._place("oci-layout"))
-            if self.is_rename_lost:
+            if self.index().is_rename_lost:
                 _put_in_place(self._place("index.json"))
-                self.is_rename_lost = False
+                self.index().is_rename_lost = False
         self._is_writing = True
 
     def _lock_directory(self) -> None:
@@ -584,8 +565,7 @@ class Layout:
                 hint="wait until it has ended, or copy to another directory",
             ) from error
         except OSError:
-            text = "its file system has no locks: let only one process write to it"
-            self._log("info", "layout_lock", f"{printable(self.path)}: {text}")
+            return  # the file system has no locks
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -594,28 +574,17 @@ class Layout:
             self._lock = None
         self._is_writing = False
 
-    def free_bytes(self) -> int:
-        """Return the free bytes on the disk, or 0 if it is not there."""
-        # The directory may be new.
-        directory = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
-        try:
-            return shutil.disk_usage(directory).free
-        except OSError:
-            return 0
-
     def check_room(self, needed: int) -> None:
         """Raise SyncError unless `needed` bytes are free, beside those promised to uploads and a
         second index, which is written while the present one is there.
         """
-        free = self.free_bytes()
+        with _disk_errors(self.path):
+            free = shutil.disk_usage(self.path).free
         promised = sum(upload.blob.size - upload.offset for upload in self.uploads)
         room = max(free - promised - len(self.index().body or b""), 0)
-        if needed <= room:
-            return
-        text = f"{printable(self.path)} has room for {size_text(room)}, the blob needs {size_text(needed)}"
-        if promised:
-            text += f" ({size_text(free)} are free, {size_text(promised)} are for blobs under way)"
-        raise SyncError(text, hint=_REMEDIES[errno.ENOSPC])
+        if needed > room:
+            text = f"has room for {size_text(room)}, the blob needs {size_text(needed)}"
+            raise SyncError(f"{printable(self.path)} {text}", hint=_REMEDIES[errno.ENOSPC])
 
     def add_part(self, digest: str) -> None:
         """Take over a complete blob or manifest, which the next `save` gives its name."""
@@ -746,7 +715,7 @@ class LayoutRepository(Locked):
         """Report whether the layout holds the manifest of an entry; at a target that must be whole,
         also whether it holds all other parts.
         """
-        if self.side is Side.TARGET and self.host.is_rename_lost:
+        if self.side is Side.TARGET and self._index().is_rename_lost:
             # Other programs find nothing. To write the entry again brings `index.json` back.
             return False
         if not self.host.holds(entry.descriptor):
@@ -881,21 +850,19 @@ class LayoutRepository(Locked):
             file = self.host.open(blob.digest)
             if file is None:
                 raise self._absent(blob.digest)
-            if file.size != blob.size:
-                file.stream.close()
-                text = f"the blob has {file.size} bytes, its descriptor says {blob.size}"
-                raise WrongBytes(text)
-        file.stream.seek(start)
-        return _reading(file.stream)
+            size = _size_of(file)
+            if size != blob.size:
+                file.close()
+                raise WrongBytes(f"the blob has {size} bytes, its descriptor says {blob.size}")
+        file.seek(start)
+        return _Body(file)
 
     def _absent(self, digest: str) -> RegistryError:
-        text = "neither the layout nor the target holds it"
-        hint = "make the layout again, because a part of it is lost"
-        if self.far_repository(digest) is not None:
-            text = "it was left out of the layout, and the target does not hold it"
-            hint = "run `sync --recheck` where the layout was made, without `assume` or with a newer receipt"
-        error = RegistryError(text, status=404)
-        error.hint = hint
+        error = RegistryError("neither the layout nor the target holds it", status=404)
+        error.hint = (
+            "run `sync --recheck` where the layout was made; if the blob was left out of it, without"
+            " `assume` or with a newer receipt"
+        )
         return error
 
     def begin_upload(self, blob: Descriptor) -> _Upload:
@@ -903,23 +870,20 @@ class LayoutRepository(Locked):
         return _Upload(self, blob)
 
 
-class _Body:
-    """The bytes of a blob that is read."""
+class _Body(AbstractAsyncContextManager["_Body"]):
+    """The bytes of a blob that is read. Its context closes the file."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
+
+    async def __aexit__(self, *_: object) -> None:
+        self._file.close()
 
     async def read_into(self, buffer: memoryview) -> int:
         """Read bytes into `buffer`. Returns how many, or 0 at the end of the blob."""
         with _disk_errors(str(self._file.name)):
             count: int = await edge.current().in_thread(self._file.readinto, buffer)
             return count
-
-
-@asynccontextmanager
-async def _reading(file: FileIO) -> AsyncIterator[_Body]:
-    with file:
-        yield _Body(file)
 
 
 class _Upload:
@@ -1003,12 +967,5 @@ def list_repositories(path: str) -> list[str]:
 
     Repositories without a name, in a layout of another tool, are left out.
     """
-    body = None
-    for suffix in ("", PARTIAL_SUFFIX):  # the second if the rename of the first was lost
-        if body is None:
-            body = _read_file(os.path.join(path, f"index.json{suffix}"), _LARGEST_INDEX)
-    if body is None:
-        text = f"{printable(path)} is not an image layout: it has no file index.json"
-        raise SyncError(text, hint="check the path, and whether the disk is mounted")
-    names = [entry.own_name or entry.other_name for entry in Index(body).entries.values()]
+    names = [entry.own_name or entry.other_name for entry in _read_index(path).entries.values()]
     return sorted({name[0] for name in names if name})

@@ -199,7 +199,7 @@ async def test_what_is_nowhere_fails_that_image_for_that_target_and_is_named(wor
     assert lacks.journal.count("PUT", "upload") == len(other.blobs)
     error = only(errors(ran))
     assert layers_of(new)[0] in error["message"]
-    assert "left out" in error["message"]
+    assert "left out" in error["hint"]
     assert "assume" in error["hint"]
 
 

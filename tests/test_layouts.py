@@ -227,7 +227,7 @@ async def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(mirror, 
     assert only(ran.images)["artifacts"] == {"synced": 1, "skipped": 0, "failed": 0, "stripped": 0}
     warning = only([line for line in ran.err.splitlines() if line.startswith("warning: ")])
     assert str(mirror.disk) in warning
-    assert f"{other.top} (" in warning
+    assert other.top in warning
 
 
 # A disk is asked anew in each run, and may have lost what it had.
@@ -319,8 +319,7 @@ async def test_a_run_after_a_lost_rename_writes_the_index_and_asks_for_no_blob(m
     before = index.read_bytes()
     index.rename(partial)
     files = files_of(mirror.disk)
-    ran = await mirror.aloud("sync", "--dry-run")
-    assert "index.json is missing" in ran.err
+    assert (await mirror.run("sync", "--dry-run")).statuses() == ["would_sync"]
     assert files_of(mirror.disk) == files
     assert (await mirror.run("sync")).status == 0
     assert mirror.source.journal.count("GET", "blob") == 0
