@@ -94,7 +94,7 @@ _INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 # Annotations of an entry of `index.json`.
 _NAME = "org.opencontainers.image.ref.name"  # `REPO:TAG`; other tools use other forms
-_FULL_NAME = "io.containerd.image.name"  # the image's reference at its source, with the host
+_FULL_NAME = "io.containerd.image.name"  # of other tools: the image's reference, with the host
 _SUBJECT = "dev.regsync.subject"  # the digest that an artifact refers to
 _OWN_KEYS = {_NAME, _FULL_NAME, _SUBJECT}
 
@@ -151,15 +151,11 @@ class Entry(NamedTuple):
         return (reference.repository, reference.tag) if reference.tag else None
 
 
-def new_entry(manifest: Manifest, repository: str, tag: str = "", full_name: str = "") -> Entry:
-    """Return the entry of an image with a tag, of an artifact, or of an image without a tag.
-
-    `full_name` is the reference of an image with a tag at its source, or "".
-    """
+def new_entry(manifest: Manifest, repository: str, tag: str = "") -> Entry:
+    """Return the entry of an image with a tag, of an artifact, or of an image without a tag."""
     descriptor = referrer_entry(manifest)
     if tag or manifest.subject is None:
-        names = {_NAME: f"{repository}:{tag}", _FULL_NAME: full_name} if tag else {}
-        annotations = {key: name for key, name in names.items() if name}
+        annotations = {_NAME: f"{repository}:{tag}"} if tag else {}
         descriptor = descriptor._replace(artifact_type=None, annotations=annotations)
     else:
         annotations = {**_without_own(manifest.annotations), _SUBJECT: manifest.subject.digest}
@@ -675,14 +671,6 @@ class LayoutRepository(Locked):
         """Return the name of a tag or digest in error messages."""
         return image_name(str(self), reference)
 
-    def full_name(self, reference: str) -> str:
-        """Return the reference at the registry from which an image came, with the host. If that is
-        not known, `REPO:TAG` or `REPO@DIGEST`.
-        """
-        entry = self._find(reference)
-        known = entry.label(_FULL_NAME) if entry else ""
-        return known or image_name(self.name, reference)
-
     def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
         return adding_context(self.side, operation, reference)
 
@@ -774,12 +762,10 @@ class LayoutRepository(Locked):
         """Write a manifest without an entry. An index that names it follows."""
         self._put(manifest.digest, manifest, None)
 
-    async def put_manifest(
-        self, reference: str, manifest: Manifest, *, full_name: str = ""
-    ) -> None:
-        """Write a manifest under a tag or digest. `full_name` is its reference at its source."""
+    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+        """Write a manifest under a tag or digest."""
         tag = "" if is_digest(reference) else reference
-        self._put(reference, manifest, new_entry(manifest, self.name, tag, full_name))
+        self._put(reference, manifest, new_entry(manifest, self.name, tag))
 
     def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
         """Write a manifest. Raises RegistryError if a part is missing that is not left out (I1)."""

@@ -527,8 +527,7 @@ class Blobs:
         for child in children:  # the indexes among them, each after those that it names
             if child.is_index:
                 await put_child(child)
-        full_name = image.source.full_name(image.source_reference)
-        await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+        await image.target.put_manifest(image.reference, image.tree.root)
 
 
 class BlobCopy:

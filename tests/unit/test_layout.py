@@ -105,10 +105,7 @@ def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed):
     manifests = [manifest_of(seed.image()) for _ in range(4)]
     subject = seed.image()
     artifact = manifest_of(seed.artifact(subject, "application/x"))
-    entries = [
-        new_entry(each, "app", f"v{number}", f"hub/app:v{number}")
-        for number, each in enumerate(manifests)
-    ]
+    entries = [new_entry(each, "app", f"v{number}") for number, each in enumerate(manifests)]
     entries += [new_entry(artifact, "app"), new_entry(manifests[0], "other")]
     bodies = set[bytes]()
     for order in (entries, entries[::-1], entries[2:] + entries[:2]):
@@ -127,8 +124,8 @@ def test_an_image_that_moves_keeps_none_of_its_names(seed):
     list_tag = referrers_tag(f"sha256:{'a' * 64}")
     held = Index()
     for manifest in (old, new):
-        held.add(new_entry(manifest, "ghcr.io/app", "v1", ""))  # may be a full name too
-        held.add(new_entry(manifest, "app", list_tag, ""))
+        held.add(new_entry(manifest, "ghcr.io/app", "v1"))  # may be a full name too
+        held.add(new_entry(manifest, "app", list_tag))
     held = Index(held.dump())
     assert [each.descriptor.digest for each in held.entries.values()] == [new.digest, new.digest]
     assert tags(held, "ghcr.io/app") == {"v1": new.digest}
@@ -357,7 +354,7 @@ async def put_image(layout: Layout, image: Image, tag: str = "v1") -> None:
     for blob in manifest.blobs:
         if not await target.has_blob(blob):
             await put_blob(layout, image.contents()[blob.digest])
-    await target.put_manifest(tag, manifest, full_name=f"hub.example/app:{tag}")
+    await target.put_manifest(tag, manifest)
 
 
 async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
