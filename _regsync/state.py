@@ -141,7 +141,7 @@ class ArtifactCheck(NamedTuple):
     is_complete: bool = False  # whether all artifacts are at the target
     # Which tags with artifacts the source's listing had (`Referrers.listed_tag_bits`).
     listed_tag_bits: int = 0
-    listing_hash: bytes = bytes(8)  # hash of the digests that the source listed
+    listing_hash: str = "unknown"  # hash of the digests that the source listed
 
 
 NO_CHECK = ArtifactCheck()
@@ -210,7 +210,6 @@ _SWEPT = b"swept"  # its time: when old entries were last removed
 
 # The endings of the files that SQLite has. A write-ahead log would not work on network disks.
 _SUFFIXES = ("", "-journal")
-_EARLIER = "it is of an earlier version"
 
 
 class StateUnusable(Exception):
@@ -259,38 +258,37 @@ class StateFile:
 
     # Opening and closing.
 
-    def load(self, *, may_write: bool = True) -> None:
-        """Open the file as `open` does. If it cannot be used, log why."""
-        try:
-            self.open(may_write=may_write)
-        except StateUnusable as error:
-            level = "warning" if HAS_SQLITE else "info"
-            self._log(level, "state", f"no state is kept: {self._shown_directory}: {error}")
-
-    def require(self, *, may_write: bool = True) -> None:
-        """Open the file as `open` does. Raises ConfigError if it cannot be used.
-
-        `min_age` needs it: without the times of earlier runs, each run would hold back every digest.
-        """
-        reason = "no directory is set"
-        try:
-            self.open(may_write=may_write)
-        except StateUnusable as error:
-            reason = f"{self._shown_directory}: {error}"
-        if not self._is_loaded:
-            raise ConfigError(
-                f"`min_age` counts from a state, and none is kept: {reason}",
-                hint="set `cache_dir` in `global` to a directory that this user may write and that stays"
-                " from run to run (an absolute one if the configuration comes from standard input)",
-            )
-
-    def open(self, *, may_write: bool = True) -> None:
+    def load(self, *, may_write: bool = True, is_needed: bool = False) -> None:
         """Open the file for writing if `may_write` and if no other process holds the lock, else for
-        reading. Does nothing if it is open. Raises StateUnusable.
+        reading. Does nothing if it is open.
+
+        If it cannot be used, that is logged. But if it `is_needed`, raises ConfigError: without the
+        times of earlier runs `min_age` would hold back every digest.
         """
-        if self._directory is None or self._connection is not None:
+        is_wanted = is_needed or self._directory is not None
+        if self._connection is not None or not is_wanted:
             return
         self._is_loaded = False
+        try:
+            self._open(may_write=may_write)
+        except StateUnusable as error:
+            self._close_file()
+            if is_needed:
+                raise ConfigError(
+                    f"`min_age` counts from a state, and none is kept: {error}",
+                    hint="set `cache_dir` in `global` to a directory that this user may write and that"
+                    " stays from run to run (an absolute one if the configuration comes from standard"
+                    " input)",
+                ) from error
+            level = "warning" if HAS_SQLITE else "info"
+            self._log(level, "state", f"no state is kept: {error}")
+        else:
+            self._is_loaded = True
+
+    def _open(self, *, may_write: bool) -> None:
+        """Lock and open the file. Raises StateUnusable."""
+        if self._directory is None:
+            raise StateUnusable("no directory is set")
         if not HAS_SQLITE:
             raise StateUnusable("this Python has no module sqlite3")
         try:
@@ -298,9 +296,7 @@ class StateFile:
                 self._take_lock(self._directory)
             self._connect()
         except (OSError, sqlite3.Error, UnicodeDecodeError, StateUnusable) as error:
-            self._close_file()
-            raise StateUnusable(reason_of(error)) from error
-        self._is_loaded = True
+            raise StateUnusable(f"{self._shown_directory}: {reason_of(error)}") from error
 
     def _take_lock(self, directory: str) -> None:
         """Lock the state, or log that another process has locked it."""
@@ -324,7 +320,7 @@ class StateFile:
             if not self.is_writer or not _is_damage(error):
                 raise
             text = f"the state in {self._shown_directory} begins anew: {reason_of(error)}"
-            self._log("info" if str(error) == _EARLIER else "warning", "state", text)
+            self._log("warning", "state", text)
             self._remove_file()
             self._open_database()
 
@@ -387,7 +383,7 @@ class StateFile:
         if version > _VERSION:
             raise StateUnusable("it was written by a newer version of regsync")
         if version < _VERSION:
-            raise sqlite3.DatabaseError(_EARLIER)
+            raise sqlite3.DatabaseError("it is of an earlier version")
         if tables != _SCHEMA:
             raise sqlite3.DatabaseError("its tables are not those of this version")
         return False
@@ -916,9 +912,8 @@ class Knowledge:
 
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return the snapshot with this name. Returns None if there is none, or if it is too old."""
-        value, at = self._file.note(_TAG + name) if name else (None, 0)
-        match value:
-            case [str(source), str(pushed)] if self._is_young(at, self._max_age):
+        match self._file.note(_TAG + name):
+            case [str(source), str(pushed)], at if self._is_young(at, self._max_age):
                 with contextlib.suppress(ContentError):
                     return Snapshot(check_digest(source), check_digest(pushed))
         return None
@@ -932,14 +927,10 @@ class Knowledge:
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
         """Return the last artifact check of an image. Returns NO_CHECK if there is none."""
-        value, last = self._file.note(_LOOK + name) if name else (None, 0)
-        # A check has no maximum age, but its time must not be in the future.
-        if self._is_young(last, math.inf):
-            match value:
-                case [int(first), bool(is_complete), int(bits), str(listed)]:
-                    with contextlib.suppress(ValueError):
-                        listing_hash = bytes.fromhex(listed)
-                        return ArtifactCheck(last, first, is_complete, bits, listing_hash)
+        match self._file.note(_LOOK + name):
+            # A check has no maximum age, but its time must not be in the future.
+            case [int(), bool(), int(), str()] as value, last if self._is_young(last, math.inf):
+                return ArtifactCheck(last, *value)
         return NO_CHECK
 
     def record_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
@@ -949,8 +940,8 @@ class Knowledge:
         """
         now = int(self._now())
         if name:
-            _, first, *results, listing_hash = check
-            self._file.put_note(_LOOK + name, [first or now, *results, listing_hash.hex()], now)
+            _, *results = check._replace(first=check.first or now)
+            self._file.put_note(_LOOK + name, results, now)
 
     # The age of digests (docs/design.md section 12, "Age").
 

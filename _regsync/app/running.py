@@ -71,15 +71,14 @@ async def run(
     stop = anyio.Event()  # set by the first signal
     async with connected(console) as transport:
         state = StateFile(config.cache_dir, transport.machine.log)
-        if config.has_ages:
-            state.require(may_write=kind != "plan")
+        state.load(may_write=kind != "plan", is_needed=config.has_ages)
         work = Run(
             transport,
             config,
             console.show_outcome,
             report,
             kind,
-            state,
+            state=state,
             recheck=recheck,
             verify=verify,
             lock=lock,
