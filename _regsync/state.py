@@ -541,6 +541,7 @@ class _Held:
 
     at: float = _NEVER  # when an answer was last about the digest itself
     above: tuple[bytes, ...] = ()  # the manifests of the repository that name it
+    is_gone: bool = False  # whether the last answer about it has shown that it is absent
 
 
 @dataclass(slots=True)
@@ -550,8 +551,6 @@ class _Repository:
     # What this run has learnt, by key of the digest. It stands in place of what the file says.
     held: dict[bytes, _Held] = field(default_factory=dict)
     tagged: set[bytes] = field(default_factory=set)  # manifests that tags name
-    gone: set[bytes] = field(default_factory=set)  # what an answer has shown to be absent
-    probed: set[bytes] = field(default_factory=set)  # blobs that a probing POST has found
     # Whether an answer of this run contradicts what earlier runs have left.
     is_contradicted: bool = False
     # Whether the repository held manifests when this run asked. None if this run has not asked.
@@ -562,6 +561,11 @@ class _Repository:
     def learn(self, key: bytes) -> _Held:
         """Return what this run knows of a digest, to be changed."""
         return self.held.setdefault(key, _Held())
+
+    def confirm(self, key: bytes) -> None:
+        """Record that an answer of this run was about a digest."""
+        held = self.learn(key)
+        held.at, held.is_gone = _THIS_RUN, False
 
 
 class Knowledge:
@@ -698,11 +702,10 @@ class Knowledge:
         held = repository.held[key]
         if held.at == _THIS_RUN:
             return
-        held.at = now if by_probe else _THIS_RUN
         if by_probe:
-            repository.probed.add(key)
+            held.at = now
         else:
-            repository.gone.discard(key)
+            repository.confirm(key)
         self._write(where, _PUT, [(key, b"", now, None)])
 
     def confirm_manifest(
@@ -716,8 +719,7 @@ class Knowledge:
         repository, manifest = self._repositories[where], _manifest_key(digest)
         blob_keys = [_blob_key(blob) for blob in blobs]
         for key in (manifest, *blob_keys):
-            repository.learn(key).at = _THIS_RUN
-            repository.gone.discard(key)
+            repository.confirm(key)
         self._record_content(where, manifest, [*blob_keys, *map(_manifest_key, children)])
 
     def _record_content(
@@ -748,9 +750,10 @@ class Knowledge:
         """
         repository = self._repositories[where]
         keys = (_blob_key(digest), _manifest_key(digest))
-        repository.held.update((key, _Held()) for key in keys)
+        if math.isfinite(repository.learn(keys[0]).at):  # only a probing POST has found it
+            self.learn(where.area, ABSENT_IS_202, False)
+        repository.held.update((key, _Held(is_gone=True)) for key in keys)
         repository.tagged.difference_update(keys)
-        repository.gone.update(keys)
         self._write(where, _FORGET, [(key,) for key in keys])
 
     # What tags name (docs/design.md section 7, "Vouching").
@@ -758,8 +761,7 @@ class Knowledge:
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
         """Record that a tag of a repository names a manifest."""
         repository, manifest = self._repositories[where], _manifest_key(digest)
-        repository.learn(manifest).at = _THIS_RUN
-        repository.gone.discard(manifest)
+        repository.confirm(manifest)
         repository.tagged.add(manifest)
         self._add_holder(where, manifest)
 
@@ -777,8 +779,9 @@ class Knowledge:
         for name in self._holders[host].get(manifest, ()):
             where = RepositoryKey(host, name)
             if self._is_held(where, manifest, -math.inf):
-                gone = self._repositories[where].gone
-                self._record_content(where, manifest, [each for each in parts if each not in gone])
+                learn = self._repositories[where].learn
+                there = [each for each in parts if not learn(each).is_gone]
+                self._record_content(where, manifest, there)
 
     def record_contradiction(self, where: RepositoryKey) -> None:
         """Record that an answer of this run contradicts the entries of a repository.
@@ -863,9 +866,6 @@ class Knowledge:
         repository = self._repositories[where]
         if self.fact(where.area, ABSENT_IS_202) is False:
             return True  # a 201 would not show that the blob is present
-        key = _blob_key(digest)
-        if key in repository.gone and key in repository.probed:
-            return True  # a 201 was wrong
         return repository.is_populated is True and not self.fact(where.area, PRESENT_IS_201)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
