@@ -340,13 +340,14 @@ def compare(before: Lock, after: Lock) -> list[Change]:
         new = after.images_of(image.source).get(image.tag)
         if old == new:
             continue
+        digest_before = old.digest if old else None
+        digest_after = new.digest if new else None
+        kind = "changed" if digest_before == digest_after else "moved"
         if old is None:
-            changes.append(Change("came", image, None, image.digest))
+            kind = "came"
         elif new is None:
-            changes.append(Change("gone", image, image.digest, None))
-        else:
-            kind = "changed" if old.digest == new.digest else "moved"
-            changes.append(Change(kind, image, old.digest, new.digest))
+            kind = "gone"
+        changes.append(Change(kind, image, digest_before, digest_after))
     return changes
 
 

@@ -155,7 +155,7 @@ async def update_lock(
 
     if not is_check:
         codes = [error.code for error in new.failures.values()]
-        return exit_status_for(codes, has_all_failed=not new.images_resolved)
+        return exit_status_for(codes, has_all_failed=not new.lines)
     if new.failures:
         return 2
     return 1 if changes or new.have_rules_changed else 0
