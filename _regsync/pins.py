@@ -354,13 +354,6 @@ def compare(before: Lock, after: Lock) -> list[Change]:
 # The source of a run from a lock.
 
 
-class _NoLongerThere(SyncError):
-    """The source has removed what the lock names. What its tag names now was not reviewed."""
-
-    code = "SOURCE_ERROR"
-    status = 404
-
-
 class PinnedSource(Locked):
     """A source repository whose tags and artifacts are those of a lock.
 
@@ -425,7 +418,8 @@ class PinnedSource(Locked):
         except RegistryError as error:
             if error.status != 404:
                 raise
+            # No caller may take it for absence: what the tag names now was not reviewed.
             hint = f"{_REMEDY_FOR_LINE}: the source has removed what the lock names"
-            gone = _NoLongerThere(error.message, hint=hint)
+            gone = SyncError(error.message, hint=hint)
             operation, name = error.operation or "", error.reference or ""
             raise gone.add_context(error.side, operation, name) from error
