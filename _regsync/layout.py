@@ -900,9 +900,10 @@ class _Upload:
         layout = self._layout
         with self._adding_context():
             layout.begin_writing()
+            path = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
+            remove_if_possible(path)  # what a killed run has left takes room
             layout.check_room(self.blob.size)
             with _disk_errors(layout.path):
-                path = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
                 self._file = _create_file(path)
         self.session, self.offset = path, 0
         layout.uploads.add(self)

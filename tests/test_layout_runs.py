@@ -324,6 +324,13 @@ async def test_what_a_killed_run_has_left_of_a_blob_is_replaced(begun, left):
     assert await begun.go_on() == [""]
 
 
+async def test_what_a_killed_run_has_left_of_a_blob_takes_no_room_from_it(begun, monkeypatch):
+    room = Room(begun.disk, SIZE + 200_000)
+    monkeypatch.setattr(shutil, "disk_usage", room.usage)
+    begun.partial.write_bytes(begun.body[:HALF])
+    assert await begun.go_on() == [""]
+
+
 async def test_a_file_with_a_name_elsewhere_is_not_written(begun):
     outside = begun.directory / "outside"
     outside.write_bytes(begun.body[:HALF])
