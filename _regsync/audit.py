@@ -72,9 +72,7 @@ class Audit:
         # The state is used for the digests of trimmed indexes and for the login methods of hosts.
         # It is not trusted about the content of targets, because that is what an audit checks.
         self._state = StateFile(config.cache_dir, transport.machine.log)
-        if config.has_ages:
-            self._state.require(may_write=False)
-        self._state.load(may_write=False)
+        self._state.load(may_write=False, is_needed=config.has_ages)
         wall = edge.current().wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
         self._discovery = Discovery(transport, self._knowledge, reads_only=True, lock=lock)

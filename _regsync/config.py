@@ -21,7 +21,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -185,29 +185,19 @@ def registry_for(written: str, config: Config) -> Registry:
         address = parse_registry_url(written)
     except ValueError as error:
         raise ConfigError(f"{written!r}: {error}") from error
+    named = Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
     for alias, registry in config.registries.items():
-        if not _has_address(registry, written, address):
+        # Without a scheme, a host alone is that of any scheme, at the default port of that.
+        has_same_name = "://" not in written and registry.authority == named.authority
+        if registry.address != named.address and not has_same_name:
             continue
-        if "://" in written and registry.scheme != address.scheme:
+        if "://" in written and registry.scheme != named.scheme:
             raise ConfigError(
                 f"{written!r}: the configuration says {registry.scheme}:// for registry {alias!r}",
                 hint="leave the scheme out here, or change it there",
             )
         return registry
-    return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
-
-
-def _has_address(registry: Registry, written: str, address: RegistryAddress) -> bool:
-    """Report whether a registry has an address, regardless of the scheme.
-
-    `address` is the result of parsing `written`.
-    """
-    if registry.is_layout or address.scheme == LAYOUT_SCHEME:
-        return registry.authority == written  # never equal for a layout and a registry
-    # A host alone means the default port of the registry's own scheme.
-    names_port = "://" in written or re.search(r":[0-9]+$", written) is not None
-    port = address.port if names_port else DEFAULT_PORTS[registry.scheme]
-    return registry.host == address.host and registry.port == port
+    return named
 
 
 # Values. Each function returns the value of a text, or raises ValueError with a remedy.
@@ -452,15 +442,17 @@ class Section(NamedTuple):
     values: dict[str, Any]  # by key: the valid ones of these, as they were read
 
     def add_problem(self, key: str, message: str) -> None:
-        """Add a problem of a key. Its place is the section if the key is not set there."""
-        node = self.nodes.get(key, self.node)
-        self.reader.add_problem(node, _join_path(self.path, key), message)
+        """Add a problem of a key."""
+        self.reader.problems.append(self._problem(key, message))
 
     def add_warning(self, key: str, message: str) -> None:
-        """Add a warning about a key. Its place is the section if the key is not set there."""
+        """Add a warning about a key."""
+        self.reader.warnings.append(self._problem(key, message))
+
+    def _problem(self, key: str, message: str) -> Problem:
+        # Its place is the section if the key is not set there.
         place = _place_of(self.nodes.get(key, self.node))
-        warning = self.reader.problem_at(place, _join_path(self.path, key), message)
-        self.reader.warnings.append(warning)
+        return self.reader.problem_at(place, _join_path(self.path, key), message)
 
 
 class Reader:
@@ -481,9 +473,8 @@ class Reader:
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
 
-        # What `defaults` sets, and the valid values of these.
+        # What `defaults` sets: mappings have these nodes too. Each is read once, whoever has it.
         self.default_nodes: dict[str, Node] = {}
-        self.default_values: dict[str, Any] = {}
 
         # The results of `read` by id(node) and id(field), and of `entries_of` by id(node). YAML
         # aliases may repeat a node thousands of times.
@@ -547,16 +538,6 @@ class Reader:
         text = printable(strip_userinfo(message))
         return Problem(self.file.name, *place, printable(path, 200), text)
 
-    def suggest_name(self, unknown: str, names: Iterable[str]) -> str:
-        """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
-
-        NAME is the most similar of the valid `names`. Returns an empty string if no name is similar.
-        """
-        import difflib  # needed only for error messages
-
-        similar = difflib.get_close_matches(unknown, names, n=1)
-        return f": did you mean {similar[0]!r}?" if similar else ""
-
     def read(self, node: Node, field: Field, path: str) -> Any:
         """Return the value of a node, or None if it is invalid.
 
@@ -612,39 +593,28 @@ class Reader:
         Returns None if the registry is defined but invalid. Raises ValueError if the alias is
         unknown.
         """
-        if alias in self.registries:
-            return self.registries[alias]
-        if alias in self.groups:
-            raise ValueError(
-                f"{alias!r} is a group, which can only be the whole of `targets`: name a registry"
-            )
-        suggestion = self.suggest_name(alias, [*self.registries, *self.groups])
-        raise ValueError(f"no registry or group is named {alias!r}{suggestion}")
+        if alias not in self.registries:
+            remedy = "name one of `registries` (a group can only be the whole of `targets`)"
+            raise ValueError(f"no registry is named {alias!r}: {remedy}")
+        return self.registries[alias]
 
     def find_targets(self, name: str) -> tuple[Registry, ...] | None:
         """Return the registries of the group `name`, or the one registry whose alias is `name`.
 
         Returns None if the group or registry is defined but invalid. Raises ValueError if there is
-        neither a group nor a registry of this name, or if there are both.
+        neither.
         """
-        if name in self.groups and name in self.registries:
-            raise ValueError(
-                f"{name!r} is both a group and a registry: rename one, or write a list"
-            )
         if name in self.groups:
             return self.groups[name]
         registry = self.find_registry(name)
         return None if registry is None else (registry,)
-
-    def absolute_path(self, path: str) -> str:
-        return self.file.absolute_path(path)
 
     def locate(self, address: RegistryAddress) -> dict[str, Any]:
         """Return the fields of Registry that say where it is."""
         place = address._asdict()
         if address.scheme == LAYOUT_SCHEME:
             place["written_path"] = address.host
-            place["host"] = posixpath.normpath(self.absolute_path(address.host))
+            place["host"] = posixpath.normpath(self.file.absolute_path(address.host))
         return place
 
     # Lists.
@@ -674,9 +644,11 @@ class Reader:
 
     def section(self, node: Node, field: Field, path: str) -> Any:
         """Read the keys of a section. Returns what `field.build` makes of their values."""
-        if not self.expect("mapping", node, path, field.if_no_section):
+        if not self.expect("mapping", node, path):
             return None
         nodes = self.known_keys(node, field.keys, path)
+        if field is MAPPING:
+            nodes = self.default_nodes | nodes
         section = Section(self, node, path, nodes, {})
         # In the order of the table registries and groups are read before what refers to them.
         for key, inner in field.keys.items():
@@ -699,7 +671,7 @@ class Reader:
             if is_extension:
                 continue  # reserved for anchors, as in compose files
             if key not in known:
-                message = f"unknown key{self.suggest_name(key, known)}"
+                message = f"unknown key: write one of {', '.join(known)}"
                 self.add_problem(key_node, _join_path(path, mask_unless_word(key)), message)
             elif _kind_of(value) != "null":
                 nodes[key] = value
@@ -782,7 +754,6 @@ def values_of(section: Section) -> dict[str, Any]:
 
 def build_defaults(section: Section) -> dict[str, Any]:
     section.reader.default_nodes = section.nodes
-    section.reader.default_values = section.values
     return section.values
 
 
@@ -856,19 +827,12 @@ def _check_login(section: Section) -> None:
 
 
 def build_mapping(section: Section) -> MappingRule | None:
-    """Return a mapping with the values that it inherits from `defaults`.
-
-    Returns None if a value is invalid or missing. `load` sets the index.
-    """
-    reader = section.reader
+    """Return a mapping. Returns None if a value is invalid or missing. `load` sets the index."""
     for key in ("source", "targets"):
-        if key not in section.nodes and key not in reader.default_nodes:
+        if key not in section.nodes:
             section.add_problem(key, "is missing: set it here or in `defaults`")
-    values = reader.default_values | section.values
-    # An inherited value may be missing because `defaults` has an invalid value.
-    has_required_values = {"from", "source", "targets"} <= values.keys()
-    is_valid = len(section.values) == len(section.nodes)
-    if not is_valid or not has_required_values:
+    values = section.values
+    if values.keys() != section.nodes.keys() | {"from", "source", "targets"}:
         return None
 
     rule = MappingRule(
@@ -949,7 +913,6 @@ class Field(NamedTuple):
     named: Field | None = None  # of the value of each key, where the user chooses the keys
     keys: Mapping[str, Field] = MappingProxyType({})  # of a section
     build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
-    if_no_section: str = ""  # the remedy for a value that is no mapping
 
     def parse_text(self, text: str) -> Any:
         """Return the value of a text. Raises ValueError if the text is invalid."""
@@ -962,7 +925,7 @@ class Field(NamedTuple):
         return self.parse(text)
 
 
-PATH = Field(resolve=Reader.absolute_path)
+PATH = Field(resolve=lambda reader, path: reader.file.absolute_path(path))
 PATTERN = Field(parse_pattern)
 ALIAS = Field(resolve=Reader.find_registry)
 ALIASES = Field(item=ALIAS, if_empty="name at least one registry")
@@ -1015,7 +978,6 @@ REGISTRY = Field(
 
 TAGS = Field(
     build=build_tags,
-    if_no_section=": write `tags: {glob: ...}`",
     keys={
         "glob": Field(item=PATTERN, alone=PATTERN, if_empty="omit it to take every tag"),
         "exclude": Field(item=PATTERN, alone=PATTERN),

@@ -3,7 +3,7 @@
 `Index` says which names and artifacts `index.json` has, `Layout` reads and writes the directory, and
 `LayoutRepository` has the interface `registry.repository.Repository`. What is written goes to a file
 beside its place, `NAME.partial`. `Layout.save` syncs these files and renames them, then replaces
-`index.json`. The bytes of a blob that was not finished are its beginning in the next run.
+`index.json`.
 
 May not know: requests, which images are copied when.
 Invariants: a directory is read as if a stranger had written it: only regular files inside of it, of
@@ -22,14 +22,8 @@ import os
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from io import BufferedWriter, FileIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +31,7 @@ import anyio
 
 from _regsync import edge
 from _regsync.config import Registry
-from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
+from _regsync.crypto import DIGEST_HEX_LENGTHS
 from _regsync.errors import (
     ConfigError,
     ContentError,
@@ -91,7 +85,6 @@ _LARGEST_INDEX = 64 * 1024 * 1024
 _LARGEST_MANIFEST = 4 * 1024 * 1024
 
 _MOST_VALUES = 1_000_000  # JSON values of an index; enough for 100,000 entries of this program
-_PIECE = 512 * 1024  # bytes of a file that are hashed at once
 _CONCURRENCY = 64  # permits of a layout; the large streams in each direction follow from it
 _MANY_FILES = 32  # from so many files on, `os.sync` first makes syncing them one by one faster
 
@@ -101,7 +94,7 @@ _INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 # Annotations of an entry of `index.json`.
 _NAME = "org.opencontainers.image.ref.name"  # `REPO:TAG`; other tools use other forms
-_FULL_NAME = "io.containerd.image.name"  # the image's reference at its source, with the host
+_FULL_NAME = "io.containerd.image.name"  # of other tools: the image's reference, with the host
 _SUBJECT = "dev.regsync.subject"  # the digest that an artifact refers to
 _OWN_KEYS = {_NAME, _FULL_NAME, _SUBJECT}
 
@@ -158,15 +151,11 @@ class Entry(NamedTuple):
         return (reference.repository, reference.tag) if reference.tag else None
 
 
-def new_entry(manifest: Manifest, repository: str, tag: str = "", full_name: str = "") -> Entry:
-    """Return the entry of an image with a tag, of an artifact, or of an image without a tag.
-
-    `full_name` is the reference of an image with a tag at its source, or "".
-    """
+def new_entry(manifest: Manifest, repository: str, tag: str = "") -> Entry:
+    """Return the entry of an image with a tag, of an artifact, or of an image without a tag."""
     descriptor = referrer_entry(manifest)
     if tag or manifest.subject is None:
-        names = {_NAME: f"{repository}:{tag}", _FULL_NAME: full_name} if tag else {}
-        annotations = {key: name for key, name in names.items() if name}
+        annotations = {_NAME: f"{repository}:{tag}"} if tag else {}
         descriptor = descriptor._replace(artifact_type=None, annotations=annotations)
     else:
         annotations = {**_without_own(manifest.annotations), _SUBJECT: manifest.subject.digest}
@@ -190,6 +179,8 @@ class Index:
     def __init__(self, body: bytes | None = None) -> None:
         """Read the bytes of an `index.json`. None: a new layout. Raises ContentError."""
         self.body = body  # of the file, as it was last read or written
+        # Whether `index.json` is missing, and `index.json.partial` was read: its rename was lost.
+        self.is_rename_lost = False
         # By the own name, or by the entry's JSON if it has none.
         self.entries = dict[str, Entry]()
         self.by_digest = dict[str, Entry]()
@@ -306,22 +297,7 @@ def _disk_errors(path: str) -> Iterator[None]:
         raise SyncError(f"{name}: {reason_of(error)}", hint=hint) from error
 
 
-class _File(NamedTuple):
-    """A file that was opened to be read."""
-
-    stream: FileIO
-    size: int  # bytes
-
-    def read(self, largest: int) -> bytes:
-        """Return all bytes, and close the file. Raises ContentError if there are too many."""
-        with self.stream:
-            if self.size > largest:
-                name = printable(str(self.stream.name))
-                raise ContentError(f"{name} has {self.size} bytes, more than {largest}")
-            return self.stream.readall()
-
-
-def _open_regular(path: str) -> _File | None:
+def _open_regular(path: str) -> FileIO | None:
     """Open a file to read it. None: it does not exist. Raises OSError and SyncError: for a link, a
     pipe, a device or a folder too.
     """
@@ -329,36 +305,56 @@ def _open_regular(path: str) -> _File | None:
         file = FileIO(path, opener=open_safely)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise SyncError(f"{printable(path)} is not a regular file")
-    return _File(file, status.st_size)
+    return file
+
+
+def _size_of(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _read_all(file: FileIO, largest: int) -> bytes:
+    """Return all bytes, and close the file. Raises ContentError if there are too many."""
+    with file:
+        size = _size_of(file)
+        if size > largest:
+            name = printable(str(file.name))
+            raise ContentError(f"{name} has {size} bytes, more than {largest}")
+        return file.readall()
 
 
 def _read_file(path: str, largest: int) -> bytes | None:
     """Return the bytes of a file. None: it does not exist."""
     with _disk_errors(path):
         file = _open_regular(path)
-        return file.read(largest) if file else None
+        return _read_all(file, largest) if file else None
 
 
-def _open_beginning(path: str, largest: int) -> FileIO | None:
-    """Open what an earlier run has written of a file of `largest` bytes, to write on at its end.
-    None: there is nothing that could be its beginning, or that may be written to.
+def _read_index(path: str, *, may_be_new: bool = False) -> Index:
+    """Read the index of the layout in a directory. Raises SyncError if it cannot be read.
+
+    Where `index.json` is missing, a complete `index.json.partial` is read: a power cut has taken the
+    new name with the old one. If it `may_be_new`, a directory without either is an empty layout.
     """
+    place = os.path.join(path, "index.json")
     try:
-        file = FileIO(path, "r+", opener=open_safely)
-    except OSError:
-        return None
-    status = os.fstat(file.fileno())
-    # A second name of the file may be outside of the layout.
-    is_ours = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-    if is_ours and 0 < status.st_size <= largest:
-        file.seek(0, os.SEEK_END)
-        return file
-    file.close()
-    return None
+        body = _read_file(place, _LARGEST_INDEX)
+        if body is not None:
+            return Index(body)
+        new_body = _read_file(place + PARTIAL_SUFFIX, _LARGEST_INDEX)
+        with suppress(ContentError):  # there is none, or it is not complete
+            index = Index(new_body or b"")
+            index.is_rename_lost = True
+            return index
+        if may_be_new:
+            return Index()
+        raise SyncError(f"{printable(path)} is not an image layout: it has no index.json")
+    except SyncError as error:
+        hint = "check the path, and whether the disk is mounted; else copy the layout again"
+        error.hint = error.hint or hint
+        raise
 
 
 def _create_file(path: str) -> FileIO:
@@ -395,14 +391,6 @@ def _make_folder(path: str) -> None:
         sync_folder(os.path.dirname(path))
 
 
-def _hash_file(path: str, algorithm: str) -> str:
-    running_hash = new_hash(algorithm)
-    with FileIO(path, opener=open_safely) as file:
-        while piece := file.read(_PIECE):
-            running_hash.update(piece)
-    return running_hash.hexdigest()
-
-
 # The directory.
 
 
@@ -435,9 +423,6 @@ class Layout:
         self.uploads = set[_Upload]()  # under way; they are promised the bytes that they lack
 
         self._index: Index | None = None  # None until `index.json` is read
-        # Whether `index.json` is missing, and `index.json.partial` was read: its rename was lost.
-        self.is_rename_lost = False
-
         self._is_writing = False
         self._lock: int | None = None  # a descriptor of the directory
         self._unnamed = set[str]()  # blobs and manifests that are complete and have no name yet
@@ -473,40 +458,8 @@ class Layout:
         layout cannot be read.
         """
         if self._index is None:
-            try:
-                self._index = self._read_index(may_be_new=may_be_new)
-            except SyncError as error:
-                hint = "check the path, and whether the disk is mounted; else copy the layout again"
-                error.hint = error.hint or hint
-                raise
+            self._index = _read_index(self.path, may_be_new=may_be_new)
         return self._index
-
-    def _read_index(self, *, may_be_new: bool) -> Index:
-        version = _read_file(self._place("oci-layout"), _LARGEST_MANIFEST)
-        body = _read_file(self._place("index.json"), _LARGEST_INDEX)
-        if body is None and version is not None:
-            body = self._read_new_index()
-        if body is None and may_be_new:
-            return Index()
-        if version is None or body is None:
-            name = "oci-layout" if version is None else "index.json"
-            raise SyncError(f"{printable(self.path)} is not a whole image layout: it has no {name}")
-        return Index(body)
-
-    def _read_new_index(self) -> bytes | None:
-        """Return the bytes of an index that was written and not renamed, or whose new name a power
-        cut has taken with the old one. None: there is none, or it is not complete.
-        """
-        body = _read_file(self._place("index.json") + PARTIAL_SUFFIX, _LARGEST_INDEX)
-        try:
-            Index(body or b"")
-        except ContentError:
-            return None
-        if not self.is_rename_lost:
-            text = f"index.json is missing, index.json{PARTIAL_SUFFIX} is used instead"
-            self._log("warning", "layout_index", f"{printable(self.path)}: {text}")
-        self.is_rename_lost = True
-        return body
 
     def _place(self, *names: str) -> str:
         return os.path.join(self.path, *names)
@@ -519,7 +472,7 @@ class Layout:
             raise SyncError(f"{printable(folder)} is not a directory")
         return os.path.join(folder, encoded)
 
-    def open(self, digest: str) -> _File | None:
+    def open(self, digest: str) -> FileIO | None:
         """Open a blob or manifest. None: it is not there."""
         path = self.path_of(digest)
         with _disk_errors(self.path):
@@ -532,8 +485,8 @@ class Layout:
         file = self.open(digest)
         if file is None:
             return None
-        file.stream.close()
-        return file.size
+        with file:
+            return _size_of(file)
 
     def holds(self, part: Descriptor) -> bool:
         return self.size_of(part.digest) == part.size
@@ -544,30 +497,27 @@ class Layout:
         if file is None:
             raise RegistryError("no such tag or manifest", status=404)
         with _disk_errors(self.path):
-            body = file.read(_LARGEST_MANIFEST)
+            body = _read_all(file, _LARGEST_MANIFEST)
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)
 
     def read_subjects(self) -> None:
         """Read what the artifacts of other tools refer to, once.
 
-        One warning names those that cannot be read. They may refer to any image, so that an error
+        Those that cannot be read are named in warnings. They may refer to any image, so that an error
         would fail all images.
         """
         index = self.index()
-        unreadable = list[str]()
         while index.unread:
             digest, entry = index.unread.popitem()
             try:
                 manifest = self.read_manifest(digest, entry.descriptor)
             except SyncError as error:
-                unreadable.append(f"{digest} ({error.message})")
+                text = "cannot be read, and is not copied if it is an artifact"
+                name = f"{printable(self.path)}: {digest}"
+                self._log("warning", "layout_entry", f"{name} {text}: {error.message}")
                 continue
             if manifest.subject is not None:
                 index.artifacts[manifest.subject.digest][digest] = entry
-        if unreadable:
-            text = "entries without a name cannot be read, and are not copied if they are artifacts"
-            text = f"{len(unreadable)} {text}; the first is {unreadable[0]}"
-            self._log("warning", "layout_entries", f"{printable(self.path)}: {text}")
 
     # Writing.
 
@@ -594,9 +544,9 @@ class Layout:
             if not os.path.lexists(self._place("oci-layout")):
                 _write_file(self._place("oci-layout") + PARTIAL_SUFFIX, _VERSION)
                 _put_in_place(self._place("oci-layout"))
-            if self.is_rename_lost:
+            if self.index().is_rename_lost:
                 _put_in_place(self._place("index.json"))
-                self.is_rename_lost = False
+                self.index().is_rename_lost = False
         self._is_writing = True
 
     def _lock_directory(self) -> None:
@@ -611,8 +561,7 @@ class Layout:
                 hint="wait until it has ended, or copy to another directory",
             ) from error
         except OSError:
-            text = "its file system has no locks: let only one process write to it"
-            self._log("info", "layout_lock", f"{printable(self.path)}: {text}")
+            return  # the file system has no locks
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -621,28 +570,17 @@ class Layout:
             self._lock = None
         self._is_writing = False
 
-    def free_bytes(self) -> int:
-        """Return the free bytes on the disk, or 0 if it is not there."""
-        # The directory may be new.
-        directory = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
-        try:
-            return shutil.disk_usage(directory).free
-        except OSError:
-            return 0
-
     def check_room(self, needed: int) -> None:
         """Raise SyncError unless `needed` bytes are free, beside those promised to uploads and a
         second index, which is written while the present one is there.
         """
-        free = self.free_bytes()
+        with _disk_errors(self.path):
+            free = shutil.disk_usage(self.path).free
         promised = sum(upload.blob.size - upload.offset for upload in self.uploads)
         room = max(free - promised - len(self.index().body or b""), 0)
-        if needed <= room:
-            return
-        text = f"{printable(self.path)} has room for {size_text(room)}, the blob needs {size_text(needed)}"
-        if promised:
-            text += f" ({size_text(free)} are free, {size_text(promised)} are for blobs under way)"
-        raise SyncError(text, hint=_REMEDIES[errno.ENOSPC])
+        if needed > room:
+            text = f"has room for {size_text(room)}, the blob needs {size_text(needed)}"
+            raise SyncError(f"{printable(self.path)} {text}", hint=_REMEDIES[errno.ENOSPC])
 
     def add_part(self, digest: str) -> None:
         """Take over a complete blob or manifest, which the next `save` gives its name."""
@@ -733,14 +671,6 @@ class LayoutRepository(Locked):
         """Return the name of a tag or digest in error messages."""
         return image_name(str(self), reference)
 
-    def full_name(self, reference: str) -> str:
-        """Return the reference at the registry from which an image came, with the host. If that is
-        not known, `REPO:TAG` or `REPO@DIGEST`.
-        """
-        entry = self._find(reference)
-        known = entry.label(_FULL_NAME) if entry else ""
-        return known or image_name(self.name, reference)
-
     def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
         return adding_context(self.side, operation, reference)
 
@@ -773,7 +703,7 @@ class LayoutRepository(Locked):
         """Report whether the layout holds the manifest of an entry; at a target that must be whole,
         also whether it holds all other parts.
         """
-        if self.side is Side.TARGET and self.host.is_rename_lost:
+        if self.side is Side.TARGET and self._index().is_rename_lost:
             # Other programs find nothing. To write the entry again brings `index.json` back.
             return False
         if not self.host.holds(entry.descriptor):
@@ -832,12 +762,10 @@ class LayoutRepository(Locked):
         """Write a manifest without an entry. An index that names it follows."""
         self._put(manifest.digest, manifest, None)
 
-    async def put_manifest(
-        self, reference: str, manifest: Manifest, *, full_name: str = ""
-    ) -> None:
-        """Write a manifest under a tag or digest. `full_name` is its reference at its source."""
+    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+        """Write a manifest under a tag or digest."""
         tag = "" if is_digest(reference) else reference
-        self._put(reference, manifest, new_entry(manifest, self.name, tag, full_name))
+        self._put(reference, manifest, new_entry(manifest, self.name, tag))
 
     def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
         """Write a manifest. Raises RegistryError if a part is missing that is not left out (I1)."""
@@ -908,21 +836,19 @@ class LayoutRepository(Locked):
             file = self.host.open(blob.digest)
             if file is None:
                 raise self._absent(blob.digest)
-            if file.size != blob.size:
-                file.stream.close()
-                text = f"the blob has {file.size} bytes, its descriptor says {blob.size}"
-                raise WrongBytes(text)
-        file.stream.seek(start)
-        return _reading(file.stream)
+            size = _size_of(file)
+            if size != blob.size:
+                file.close()
+                raise WrongBytes(f"the blob has {size} bytes, its descriptor says {blob.size}")
+        file.seek(start)
+        return _Body(file)
 
     def _absent(self, digest: str) -> RegistryError:
-        text = "neither the layout nor the target holds it"
-        hint = "make the layout again, because a part of it is lost"
-        if self.far_repository(digest) is not None:
-            text = "it was left out of the layout, and the target does not hold it"
-            hint = "run `sync --recheck` where the layout was made, without `assume` or with a newer receipt"
-        error = RegistryError(text, status=404)
-        error.hint = hint
+        error = RegistryError("neither the layout nor the target holds it", status=404)
+        error.hint = (
+            "run `sync --recheck` where the layout was made; if the blob was left out of it, without"
+            " `assume` or with a newer receipt"
+        )
         return error
 
     def begin_upload(self, blob: Descriptor) -> _Upload:
@@ -930,11 +856,14 @@ class LayoutRepository(Locked):
         return _Upload(self, blob)
 
 
-class _Body:
-    """The bytes of a blob that is read."""
+class _Body(AbstractAsyncContextManager["_Body"]):
+    """The bytes of a blob that is read. Its context closes the file."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
+
+    async def __aexit__(self, *_: object) -> None:
+        self._file.close()
 
     async def read_into(self, buffer: memoryview) -> int:
         """Read bytes into `buffer`. Returns how many, or 0 at the end of the blob."""
@@ -943,17 +872,11 @@ class _Body:
             return count
 
 
-@asynccontextmanager
-async def _reading(file: FileIO) -> AsyncIterator[_Body]:
-    with file:
-        yield _Body(file)
-
-
 class _Upload:
     """A blob on its way into a layout: see `BlobUpload`.
 
     The session is the partial file, and its bytes are what the session has received. So it never
-    breaks: whatever fails, writing goes on at `offset`, in this run or in the next one.
+    breaks: whatever fails, writing goes on at `offset`.
     """
 
     is_broken = False
@@ -964,98 +887,66 @@ class _Upload:
         self.blob = blob
         self.session = ""  # the path of the file while it is open
         self.offset = 0  # bytes in the file
-        self.verifies = False  # whether the first bytes are of an earlier attempt
         self._repository = repository
         self._layout = repository.host
-        self._file: FileIO | None = None
+        self._file: FileIO
 
     def _adding_context(self) -> AbstractContextManager[None]:
         name = self._repository.name_of(self.blob.digest)
         return self._repository.adding_context("write blob", name)
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Open the file. Returns True if an earlier run has written all of the blob."""
-        layout, size = self._layout, self.blob.size
+        """Create the file. Returns False, because the blob has to be sent."""
+        layout = self._layout
         with self._adding_context():
             layout.begin_writing()
+            path = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
+            remove_if_possible(path)  # what a killed run has left takes room
+            layout.check_room(self.blob.size)
             with _disk_errors(layout.path):
-                self.session = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
-                self._file = _open_beginning(self.session, size) or _create_file(self.session)
-                self.offset = self._file.tell()
-            self.verifies = self.offset > 0
-            layout.check_room(size - self.offset)
+                self._file = _create_file(path)
+        self.session, self.offset = path, 0
         layout.uploads.add(self)
-        if self.offset == size:
-            await self._finish()
-        return self.offset == size
+        return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Open the file: all repositories share their blobs, so there is nothing to mount."""
+        """Create the file: all repositories share their blobs, so there is nothing to mount."""
         return await self.start()
 
     async def send(self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None) -> bool:
         """Write the rest of the blob, and add the blob to the layout. Returns True.
 
-        `pieces` must verify the bytes, unless the upload `verifies` them. After an error of `pieces`
-        the file stays. After WrongBytes, or an error of the disk, it is removed.
+        `pieces` must verify the bytes. After an error the file stays until the upload is cancelled.
         """
-        try:
-            while piece := await pieces.next():
-                await self._write(piece)
-        except WrongBytes:
-            self._discard()
-            raise
-        await self._finish()
+        while piece := await pieces.next():
+            await self._write(piece)
+        with self._adding_context():
+            self._close()
+            self._layout.add_part(self.blob.digest)
         return True
 
     async def _write(self, piece: memoryview) -> None:
-        assert self._file is not None
         with self._adding_context(), _disk_errors(self.session):
-            try:
-                while piece:
-                    count = await edge.current().in_thread(self._file.write, piece)
-                    piece = piece[count:]
-                    self.offset += count
-            except OSError:
-                self._discard()  # others may need its room
-                raise
-
-    async def _finish(self) -> None:
-        """Close the file, and hand the blob over."""
-        algorithm, expected = split_digest(self.blob.digest)
-        with self._adding_context(), _disk_errors(self.session):
-            if self.verifies:
-                found = await edge.current().in_thread(_hash_file, self.session, algorithm)
-                if found != expected:
-                    self._discard()
-                    text = "what an earlier run has left of the blob is not its beginning"
-                    raise WrongBytes(text)
-            self._close()
-            self._layout.add_part(self.blob.digest)
+            while piece:
+                count = await edge.current().in_thread(self._file.write, piece)
+                piece = piece[count:]
+                self.offset += count
 
     async def resume(self) -> None:
         """Do nothing: a session does not break."""
 
     async def cancel_upload(self) -> None:
-        """Close the file. Its bytes are the beginning for whoever goes on; there is no file of none."""
-        if self.offset:
-            self._close()
-        else:
-            self._discard()
+        """Remove the file."""
+        path = self.session
+        self._close()
+        remove_if_possible(path)
 
     def _close(self) -> None:
         """Close the file, which has no claim to room any more."""
         self.session = ""
         self._layout.uploads.discard(self)
-        if self._file is not None:
-            with _disk_errors(self._layout.path):
-                self._file.close()
-            self._file = None
-
-    def _discard(self) -> None:
-        path = self.session
-        self._close()
-        remove_if_possible(path)
+        with _disk_errors(self._layout.path):
+            self._file.close()
 
 
 def list_repositories(path: str) -> list[str]:
@@ -1063,12 +954,5 @@ def list_repositories(path: str) -> list[str]:
 
     Repositories without a name, in a layout of another tool, are left out.
     """
-    body = None
-    for suffix in ("", PARTIAL_SUFFIX):  # the second if the rename of the first was lost
-        if body is None:
-            body = _read_file(os.path.join(path, f"index.json{suffix}"), _LARGEST_INDEX)
-    if body is None:
-        text = f"{printable(path)} is not an image layout: it has no file index.json"
-        raise SyncError(text, hint="check the path, and whether the disk is mounted")
-    names = [entry.own_name or entry.other_name for entry in Index(body).entries.values()]
+    names = [entry.own_name or entry.other_name for entry in _read_index(path).entries.values()]
     return sorted({name[0] for name in names if name})

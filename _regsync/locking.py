@@ -54,11 +54,9 @@ class Locking:
         With `recheck` artifacts are searched for even if the digest of a tag is unchanged.
         """
         self.transport = transport
-        # How many tags are selected so far, how many of them have a result, and how many were
-        # resolved.
+        # How many tags are selected so far, and how many of them have a result.
         self.images_known = 0
         self.images_done = 0
-        self.images_resolved = 0
         # The result: the new lock, which has not been written, and the errors of what could not be
         # looked up. A tag is named `HOST/REPOSITORY:TAG`, and a mapping `HOST/REPOSITORY`.
         self.lock = Lock()
@@ -71,8 +69,8 @@ class Locking:
         self._keeps_others = keeps_others
         self._recheck = recheck
 
-        # The new lines of tags.
-        self._lines = list[LockedImage]()
+        # The new lines of the tags that were resolved.
+        self.lines = list[LockedImage]()
 
         # By source and artifact rule, the first mapping with this rule. Artifacts are searched for
         # with every rule of a source, so that a line does not depend on which mapping selects its
@@ -124,8 +122,7 @@ class Locking:
         source = source_key(rule)
         old_image = self._old_lock.images_of(source).get(tag)
         try:
-            self._lines.append(await self._resolve_image(rule, tag, old_image))
-            self.images_resolved += 1
+            self.lines.append(await self._resolve_image(rule, tag, old_image))
         except SyncError as error:
             # A line that was made for other artifact rules must not be taken for one of the new
             # rules. So then the whole repository fails, and its mappings keep their lines too.
@@ -225,7 +222,7 @@ class Locking:
             for image in self._old_lock
             if image.source.repository in kept or image.name in kept
         ]
-        new_images = [each for each in self._lines if each.source.repository not in self.failures]
+        new_images = [each for each in self.lines if each.source.repository not in self.failures]
         return Lock(mappings, [*old_images, *new_images])
 
 

@@ -31,7 +31,6 @@ _REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
 _MAX_REPOSITORY = 255  # characters
 _TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
 _REFERRER_TAG = r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
-_HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
 
 # A digest of any algorithm. The grammar of algorithms is narrower; it only matters for messages.
 _DIGEST = r"[a-z0-9][a-z0-9+._-]*:[a-zA-Z0-9=_-]+"
@@ -205,8 +204,8 @@ def _split_registry(text: str) -> tuple[str, str]:
     """Split a reference into its registry and the name after it. The default is docker.io.
 
     As in docker, the first part of the text is a host if it contains a dot or a port or is
-    `localhost`. After a scheme the first part is always a host. Raises ValueError if the scheme is
-    neither https nor http, or if the host is invalid.
+    `localhost`. After a scheme the first part is always a host, which is not checked. Raises ValueError
+    if the scheme is neither https nor http.
     """
     before, separator, after = text.partition("://")
     scheme, rest = (before.lower() + separator, after) if separator else ("", text)
@@ -218,10 +217,7 @@ def _split_registry(text: str) -> tuple[str, str]:
     has_port = slash and colon  # without a slash, the text after the colon is a tag
     if not (scheme or has_port or "." in label or label.lower() == "localhost"):
         return "docker.io", rest
-    host = first.lower()
-    if not re.fullmatch(_HOST, host):
-        raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
-    return scheme + host, name
+    return scheme + first.lower(), name
 
 
 # Platforms and descriptors.

@@ -340,24 +340,18 @@ def compare(before: Lock, after: Lock) -> list[Change]:
         new = after.images_of(image.source).get(image.tag)
         if old == new:
             continue
+        digest_before = old.digest if old else None
+        digest_after = new.digest if new else None
+        kind = "changed" if digest_before == digest_after else "moved"
         if old is None:
-            changes.append(Change("came", image, None, image.digest))
+            kind = "came"
         elif new is None:
-            changes.append(Change("gone", image, image.digest, None))
-        else:
-            kind = "changed" if old.digest == new.digest else "moved"
-            changes.append(Change(kind, image, old.digest, new.digest))
+            kind = "gone"
+        changes.append(Change(kind, image, digest_before, digest_after))
     return changes
 
 
 # The source of a run from a lock.
-
-
-class _NoLongerThere(SyncError):
-    """The source has removed what the lock names. What its tag names now was not reviewed."""
-
-    code = "SOURCE_ERROR"
-    status = 404
 
 
 class PinnedSource(Locked):
@@ -424,7 +418,8 @@ class PinnedSource(Locked):
         except RegistryError as error:
             if error.status != 404:
                 raise
+            # No caller may take it for absence: what the tag names now was not reviewed.
             hint = f"{_REMEDY_FOR_LINE}: the source has removed what the lock names"
-            gone = _NoLongerThere(error.message, hint=hint)
+            gone = SyncError(error.message, hint=hint)
             operation, name = error.operation or "", error.reference or ""
             raise gone.add_context(error.side, operation, name) from error

@@ -141,7 +141,7 @@ class ArtifactCheck(NamedTuple):
     is_complete: bool = False  # whether all artifacts are at the target
     # Which tags with artifacts the source's listing had (`Referrers.listed_tag_bits`).
     listed_tag_bits: int = 0
-    listing_hash: bytes = bytes(8)  # hash of the digests that the source listed
+    listing_hash: str = "unknown"  # hash of the digests that the source listed
 
 
 NO_CHECK = ArtifactCheck()
@@ -210,7 +210,6 @@ _SWEPT = b"swept"  # its time: when old entries were last removed
 
 # The endings of the files that SQLite has. A write-ahead log would not work on network disks.
 _SUFFIXES = ("", "-journal")
-_EARLIER = "it is of an earlier version"
 
 
 class StateUnusable(Exception):
@@ -259,38 +258,37 @@ class StateFile:
 
     # Opening and closing.
 
-    def load(self, *, may_write: bool = True) -> None:
-        """Open the file as `open` does. If it cannot be used, log why."""
-        try:
-            self.open(may_write=may_write)
-        except StateUnusable as error:
-            level = "warning" if HAS_SQLITE else "info"
-            self._log(level, "state", f"no state is kept: {self._shown_directory}: {error}")
-
-    def require(self, *, may_write: bool = True) -> None:
-        """Open the file as `open` does. Raises ConfigError if it cannot be used.
-
-        `min_age` needs it: without the times of earlier runs, each run would hold back every digest.
-        """
-        reason = "no directory is set"
-        try:
-            self.open(may_write=may_write)
-        except StateUnusable as error:
-            reason = f"{self._shown_directory}: {error}"
-        if not self._is_loaded:
-            raise ConfigError(
-                f"`min_age` counts from a state, and none is kept: {reason}",
-                hint="set `cache_dir` in `global` to a directory that this user may write and that stays"
-                " from run to run (an absolute one if the configuration comes from standard input)",
-            )
-
-    def open(self, *, may_write: bool = True) -> None:
+    def load(self, *, may_write: bool = True, is_needed: bool = False) -> None:
         """Open the file for writing if `may_write` and if no other process holds the lock, else for
-        reading. Does nothing if it is open. Raises StateUnusable.
+        reading. Does nothing if it is open.
+
+        If it cannot be used, that is logged. But if it `is_needed`, raises ConfigError: without the
+        times of earlier runs `min_age` would hold back every digest.
         """
-        if self._directory is None or self._connection is not None:
+        is_wanted = is_needed or self._directory is not None
+        if self._connection is not None or not is_wanted:
             return
         self._is_loaded = False
+        try:
+            self._open(may_write=may_write)
+        except StateUnusable as error:
+            self._close_file()
+            if is_needed:
+                raise ConfigError(
+                    f"`min_age` counts from a state, and none is kept: {error}",
+                    hint="set `cache_dir` in `global` to a directory that this user may write and that"
+                    " stays from run to run (an absolute one if the configuration comes from standard"
+                    " input)",
+                ) from error
+            level = "warning" if HAS_SQLITE else "info"
+            self._log(level, "state", f"no state is kept: {error}")
+        else:
+            self._is_loaded = True
+
+    def _open(self, *, may_write: bool) -> None:
+        """Lock and open the file. Raises StateUnusable."""
+        if self._directory is None:
+            raise StateUnusable("no directory is set")
         if not HAS_SQLITE:
             raise StateUnusable("this Python has no module sqlite3")
         try:
@@ -298,9 +296,7 @@ class StateFile:
                 self._take_lock(self._directory)
             self._connect()
         except (OSError, sqlite3.Error, UnicodeDecodeError, StateUnusable) as error:
-            self._close_file()
-            raise StateUnusable(reason_of(error)) from error
-        self._is_loaded = True
+            raise StateUnusable(f"{self._shown_directory}: {reason_of(error)}") from error
 
     def _take_lock(self, directory: str) -> None:
         """Lock the state, or log that another process has locked it."""
@@ -324,7 +320,7 @@ class StateFile:
             if not self.is_writer or not _is_damage(error):
                 raise
             text = f"the state in {self._shown_directory} begins anew: {reason_of(error)}"
-            self._log("info" if str(error) == _EARLIER else "warning", "state", text)
+            self._log("warning", "state", text)
             self._remove_file()
             self._open_database()
 
@@ -387,7 +383,7 @@ class StateFile:
         if version > _VERSION:
             raise StateUnusable("it was written by a newer version of regsync")
         if version < _VERSION:
-            raise sqlite3.DatabaseError(_EARLIER)
+            raise sqlite3.DatabaseError("it is of an earlier version")
         if tables != _SCHEMA:
             raise sqlite3.DatabaseError("its tables are not those of this version")
         return False
@@ -545,6 +541,7 @@ class _Held:
 
     at: float = _NEVER  # when an answer was last about the digest itself
     above: tuple[bytes, ...] = ()  # the manifests of the repository that name it
+    is_gone: bool = False  # whether the last answer about it has shown that it is absent
 
 
 @dataclass(slots=True)
@@ -554,8 +551,6 @@ class _Repository:
     # What this run has learnt, by key of the digest. It stands in place of what the file says.
     held: dict[bytes, _Held] = field(default_factory=dict)
     tagged: set[bytes] = field(default_factory=set)  # manifests that tags name
-    gone: set[bytes] = field(default_factory=set)  # what an answer has shown to be absent
-    probed: set[bytes] = field(default_factory=set)  # blobs that a probing POST has found
     # Whether an answer of this run contradicts what earlier runs have left.
     is_contradicted: bool = False
     # Whether the repository held manifests when this run asked. None if this run has not asked.
@@ -566,6 +561,11 @@ class _Repository:
     def learn(self, key: bytes) -> _Held:
         """Return what this run knows of a digest, to be changed."""
         return self.held.setdefault(key, _Held())
+
+    def confirm(self, key: bytes) -> None:
+        """Record that an answer of this run was about a digest."""
+        held = self.learn(key)
+        held.at, held.is_gone = _THIS_RUN, False
 
 
 class Knowledge:
@@ -702,11 +702,10 @@ class Knowledge:
         held = repository.held[key]
         if held.at == _THIS_RUN:
             return
-        held.at = now if by_probe else _THIS_RUN
         if by_probe:
-            repository.probed.add(key)
+            held.at = now
         else:
-            repository.gone.discard(key)
+            repository.confirm(key)
         self._write(where, _PUT, [(key, b"", now, None)])
 
     def confirm_manifest(
@@ -720,8 +719,7 @@ class Knowledge:
         repository, manifest = self._repositories[where], _manifest_key(digest)
         blob_keys = [_blob_key(blob) for blob in blobs]
         for key in (manifest, *blob_keys):
-            repository.learn(key).at = _THIS_RUN
-            repository.gone.discard(key)
+            repository.confirm(key)
         self._record_content(where, manifest, [*blob_keys, *map(_manifest_key, children)])
 
     def _record_content(
@@ -752,9 +750,10 @@ class Knowledge:
         """
         repository = self._repositories[where]
         keys = (_blob_key(digest), _manifest_key(digest))
-        repository.held.update((key, _Held()) for key in keys)
+        if math.isfinite(repository.learn(keys[0]).at):  # only a probing POST has found it
+            self.learn(where.area, ABSENT_IS_202, False)
+        repository.held.update((key, _Held(is_gone=True)) for key in keys)
         repository.tagged.difference_update(keys)
-        repository.gone.update(keys)
         self._write(where, _FORGET, [(key,) for key in keys])
 
     # What tags name (docs/design.md section 7, "Vouching").
@@ -762,8 +761,7 @@ class Knowledge:
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
         """Record that a tag of a repository names a manifest."""
         repository, manifest = self._repositories[where], _manifest_key(digest)
-        repository.learn(manifest).at = _THIS_RUN
-        repository.gone.discard(manifest)
+        repository.confirm(manifest)
         repository.tagged.add(manifest)
         self._add_holder(where, manifest)
 
@@ -781,8 +779,9 @@ class Knowledge:
         for name in self._holders[host].get(manifest, ()):
             where = RepositoryKey(host, name)
             if self._is_held(where, manifest, -math.inf):
-                gone = self._repositories[where].gone
-                self._record_content(where, manifest, [each for each in parts if each not in gone])
+                learn = self._repositories[where].learn
+                there = [each for each in parts if not learn(each).is_gone]
+                self._record_content(where, manifest, there)
 
     def record_contradiction(self, where: RepositoryKey) -> None:
         """Record that an answer of this run contradicts the entries of a repository.
@@ -867,9 +866,6 @@ class Knowledge:
         repository = self._repositories[where]
         if self.fact(where.area, ABSENT_IS_202) is False:
             return True  # a 201 would not show that the blob is present
-        key = _blob_key(digest)
-        if key in repository.gone and key in repository.probed:
-            return True  # a 201 was wrong
         return repository.is_populated is True and not self.fact(where.area, PRESENT_IS_201)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
@@ -916,9 +912,8 @@ class Knowledge:
 
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return the snapshot with this name. Returns None if there is none, or if it is too old."""
-        value, at = self._file.note(_TAG + name) if name else (None, 0)
-        match value:
-            case [str(source), str(pushed)] if self._is_young(at, self._max_age):
+        match self._file.note(_TAG + name):
+            case [str(source), str(pushed)], at if self._is_young(at, self._max_age):
                 with contextlib.suppress(ContentError):
                     return Snapshot(check_digest(source), check_digest(pushed))
         return None
@@ -932,14 +927,10 @@ class Knowledge:
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
         """Return the last artifact check of an image. Returns NO_CHECK if there is none."""
-        value, last = self._file.note(_LOOK + name) if name else (None, 0)
-        # A check has no maximum age, but its time must not be in the future.
-        if self._is_young(last, math.inf):
-            match value:
-                case [int(first), bool(is_complete), int(bits), str(listed)]:
-                    with contextlib.suppress(ValueError):
-                        listing_hash = bytes.fromhex(listed)
-                        return ArtifactCheck(last, first, is_complete, bits, listing_hash)
+        match self._file.note(_LOOK + name):
+            # A check has no maximum age, but its time must not be in the future.
+            case [int(), bool(), int(), str()] as value, last if self._is_young(last, math.inf):
+                return ArtifactCheck(last, *value)
         return NO_CHECK
 
     def record_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
@@ -949,8 +940,8 @@ class Knowledge:
         """
         now = int(self._now())
         if name:
-            _, first, *results, listing_hash = check
-            self._file.put_note(_LOOK + name, [first or now, *results, listing_hash.hex()], now)
+            _, *results = check._replace(first=check.first or now)
+            self._file.put_note(_LOOK + name, results, now)
 
     # The age of digests (docs/design.md section 12, "Age").
 

@@ -172,7 +172,6 @@ def _sort_key(identifier: str) -> str:
 _PART = r"(?:[0-9]+|[xX*])"
 _OPERATOR = r"(?P<operator>==|!=|>=|<=|[=<>^~])?"
 _COMPARATOR = rf"{_OPERATOR}[ \t]*v?(?P<numbers>{_PART}(?:\.{_PART}){{0,2}}){_SUFFIX}"
-_HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
 
 # Below and above every version that a tag can represent.
 _LOWEST = Version((0, 0, 0), is_release=False)
@@ -239,7 +238,10 @@ def _parse_comparator(word: str) -> Comparator:
     """Parse one comparator, such as `>=1.2`. Raises ValueError if it is invalid."""
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
-        raise ValueError(_explain_invalid(word))
+        forms = "write '*', 1.x, 1.2 or 1.2.3, optionally after = == != > >= < <= ^ ~"
+        raise ValueError(
+            f"{word!r} is not a comparator: {forms}; join comparators with a comma, as in '>=1,<2'"
+        )
     # As in node-semver, parts after the first `x` or `*` are ignored.
     numbers = [int(part) for part in takewhile(str.isdigit, match["numbers"].split("."))]
     prerelease = match["prerelease"]
@@ -261,15 +263,6 @@ def _parse_comparator(word: str) -> Comparator:
     low, high = bounds.get(operator, (start, end))
     prerelease_of = None if version.is_release else version.release
     return Comparator(low, high, is_negated=operator == "!=", prerelease_of=prerelease_of)
-
-
-def _explain_invalid(word: str) -> str:
-    """Return the error message for a text that is not a comparator."""
-    hyphen = re.fullmatch(_HYPHEN_RANGE, word)
-    if hyphen is not None:
-        return f"hyphen ranges are not supported: write '>={hyphen[1]},<={hyphen[2]}'"
-    forms = "write '*', 1.x, 1.2 or 1.2.3, optionally after = == != > >= < <= ^ ~"
-    return f"{word!r} is not a comparator: {forms}; join comparators with a comma"
 
 
 def _upper_bound(version: Version, numbers: list[int], operator: str | None) -> Version:

@@ -155,7 +155,7 @@ def test_one_problem_keeps_every_command_from_the_network(
     text = document({"source": source, "target": target}, {"from": "x"}, {"form": "y"})
     said = refused(*words.format(source.address, target.address).split(), stdin=text)
     assert "standard input:1:" in said
-    assert "mean 'from'?" in said
+    assert "write one of from," in said
     assert not source.journal.entries
     assert not target.journal.entries
 

@@ -199,7 +199,7 @@ async def test_what_is_nowhere_fails_that_image_for_that_target_and_is_named(wor
     assert lacks.journal.count("PUT", "upload") == len(other.blobs)
     error = only(errors(ran))
     assert layers_of(new)[0] in error["message"]
-    assert "left out" in error["message"]
+    assert "left out" in error["hint"]
     assert "assume" in error["hint"]
 
 
@@ -281,7 +281,7 @@ async def test_a_blob_that_fails_gives_its_room_back_and_one_that_is_there_needs
     assert room.least > 0
 
 
-# What a killed run has left of a blob is gone on with.
+# What a run has begun to write of a blob.
 
 SIZE = 3_000_000
 HALF = SIZE // 2
@@ -316,52 +316,19 @@ def begun(world, tmp_path) -> Begun:
     return Begun(world, tmp_path)
 
 
-REST = f"bytes={HALF}-"
-
-
 @pytest.mark.parametrize(
-    ("left", "pulls"),
-    [
-        (lambda body: body[:HALF], [REST]),
-        (lambda body: body, []),
-        # A power cut may leave zeros where bytes were written.
-        (lambda body: bytes(1) + body[1:HALF], [REST, ""]),
-        (lambda body: body[: HALF - 1] + bytes(1), [REST, ""]),
-        # What cannot be its beginning costs no request.
-        (lambda _: b"", [""]),
-        (lambda _: b"x" * SIZE, [""]),
-        (lambda _: b"x" * (SIZE + 1), [""]),
-    ],
-    ids=["right", "whole", "wrong at its first byte", "wrong at its last byte", "empty", "all wrong", "too long"],
-)  # fmt: skip
-async def test_the_beginning_of_a_blob_is_hashed_and_the_rest_alone_is_asked_for(
-    begun, left, pulls
-):
+    "left", [lambda body: body[:HALF], lambda body: body, lambda _: b"x" * (SIZE + 1)]
+)
+async def test_what_a_killed_run_has_left_of_a_blob_is_replaced(begun, left):
     begun.partial.write_bytes(left(begun.body))
-    assert await begun.go_on() == pulls
+    assert await begun.go_on() == [""]
 
 
-@pytest.mark.parametrize("is_refused", [True, False])
-async def test_a_source_without_ranges_gives_the_blob_from_its_first_byte(begun, is_refused):
-    if is_refused:
-        begun.source.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
-    else:
-        start = begun.source.app.start
-
-        def without_range(request):
-            request.headers = [pair for pair in request.headers if pair[0].lower() != "range"]
-            return start(request)
-
-        begun.source.app.start = without_range
+async def test_what_a_killed_run_has_left_of_a_blob_takes_no_room_from_it(begun, monkeypatch):
+    room = Room(begun.disk, SIZE + 200_000)
+    monkeypatch.setattr(shutil, "disk_usage", room.usage)
     begun.partial.write_bytes(begun.body[:HALF])
-    assert await begun.go_on() == [REST, ""]
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-async def test_half_a_blob_that_comes_from_staging_is_verified_as_a_whole(begun, is_right):
-    begun.partial.write_bytes(begun.body[:HALF] if is_right else b"x" * HALF)
-    assert await begun.go_on(defaults={"targets": ["disk", "target"]}) == [""]
-    assert held(begun.target, "app", begun.image)
+    assert await begun.go_on() == [""]
 
 
 async def test_a_file_with_a_name_elsewhere_is_not_written(begun):
@@ -372,29 +339,19 @@ async def test_a_file_with_a_name_elsewhere_is_not_written(begun):
     assert outside.read_bytes() == begun.body[:HALF]
 
 
-async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(world, tmp_path):
+async def test_a_run_that_was_stopped_leaves_nothing_of_a_blob(world, tmp_path):
     begun = Begun(slow_source(world), tmp_path)
     async with stopped_at(60.0):
         ran = await begun.outside(V1)
     assert ran.status == 128 + signal.SIGTERM
-    written = begun.partial.stat().st_size
-    assert 0 < written < SIZE
-    assert await begun.go_on() == [f"bytes={written}-"]
+    assert not begun.partial.exists()
+    assert await begun.go_on() == [""]
 
 
 async def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(begun):
     begun.source.app.faults.on("GET", "blob", reference=begun.digest).first().drop(after=HALF)
     first, second = await begun.go_on()
     assert (first, second[:6]) == ("", "bytes=")
-
-
-async def test_a_source_that_has_lost_the_blob_is_asked_once_for_the_rest(begun):
-    begun.partial.write_bytes(begun.body[:HALF])
-    begun.source.app.faults.on("GET", "blob", reference=begun.digest).status(404)
-    ran = await begun.outside(V1)
-    assert only(errors(ran))["side"] == "source"
-    assert begun.pulls() == [REST]
-    assert begun.partial.read_bytes() == begun.body[:HALF]
 
 
 def other_bytes(begun, digest: str, size: int, keep: int) -> list[str]:

@@ -18,7 +18,6 @@ from jsonschema import Draft202012Validator
 
 from conformance.images import Seed
 from conformance.programs import skopeo
-from conformance.registry import App
 from conformance.shapes import shapes
 from tests.ends import held, only, run_regsync, tags
 from tests.layouts import (
@@ -85,8 +84,7 @@ async def test_one_image_goes_into_a_layout_and_back(mirror, repository, tag):
     assert ran.totals["bytes"] == image.size
     assert check_layout(mirror.disk) == set(image.contents())
     entry = only(index_of(mirror.disk)["manifests"])
-    full_name = f"source.test/{repository}:{tag}"
-    assert entry["annotations"] == {NAME: f"{repository}:{tag}", FULL_NAME: full_name}
+    assert entry["annotations"] == {NAME: f"{repository}:{tag}"}
 
     ran = await mirror.copy(where, "http://target.test/x/y:v2")
     assert (ran.status, ran.statuses()) == (0, ["synced"])
@@ -107,15 +105,6 @@ async def test_a_path_may_be_relative_and_a_digest_needs_no_tag(mirror, monkeypa
     back = (f"{mirror.layout}//new@{image.top}", "http://target.test/app")
     assert (await mirror.copy(*back)).status == 0
     assert held(mirror.target, "app", image)
-
-
-async def test_other_tools_read_the_long_name_of_an_image_of_docker_hubs(world, mirror):
-    """containerd takes an image by this name, and knows no `docker.io/alpine`."""
-    hub = world.listen(App(), "registry-1.docker.io", scheme="https")
-    mirror.seed.image().load_into(hub.app, "library/alpine", "3.20")
-    assert (await world.run("copy", "alpine:3.20", mirror.layout)).status == 0
-    names = only(index_of(mirror.disk)["manifests"])["annotations"]
-    assert names == {FULL_NAME: "docker.io/library/alpine:3.20", NAME: "alpine:3.20"}
 
 
 async def test_a_tag_that_moved_names_the_new_image_and_the_old_blobs_stay(mirror):
@@ -227,7 +216,7 @@ async def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(mirror, 
     assert only(ran.images)["artifacts"] == {"synced": 1, "skipped": 0, "failed": 0, "stripped": 0}
     warning = only([line for line in ran.err.splitlines() if line.startswith("warning: ")])
     assert str(mirror.disk) in warning
-    assert f"{other.top} (" in warning
+    assert other.top in warning
 
 
 # A disk is asked anew in each run, and may have lost what it had.
@@ -319,8 +308,7 @@ async def test_a_run_after_a_lost_rename_writes_the_index_and_asks_for_no_blob(m
     before = index.read_bytes()
     index.rename(partial)
     files = files_of(mirror.disk)
-    ran = await mirror.aloud("sync", "--dry-run")
-    assert "index.json is missing" in ran.err
+    assert (await mirror.run("sync", "--dry-run")).statuses() == ["would_sync"]
     assert files_of(mirror.disk) == files
     assert (await mirror.run("sync")).status == 0
     assert mirror.source.journal.count("GET", "blob") == 0

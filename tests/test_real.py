@@ -382,6 +382,8 @@ def test_whatever_the_byte_of_a_kill_tags_are_old_or_new_and_the_next_run_brings
 
         assert scene.run() == (0, wanted)
         assert all(scene.has(image) for image in (*scene.new, *scene.signatures))
-        assert moment + scene.line.bytes / whole < 1.5, "for the killed and the next run together"
+        # The next run brings again what a killed one has not saved on a disk.
+        most = moment + 1.1 if to_layout else 1.5
+        assert moment + scene.line.bytes / whole < most, "for the killed and the next run together"
     # A layout is given its tags at the end of a short run.
     assert to_layout or len(counts) > 1

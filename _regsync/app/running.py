@@ -72,15 +72,14 @@ async def run(
     stop = anyio.Event()  # set by the first signal
     async with connected(console, config.registries_in_use) as transport:
         state = StateFile(config.cache_dir, transport.machine.log)
-        if config.has_ages:
-            state.require(may_write=kind != "plan")
+        state.load(may_write=kind != "plan", is_needed=config.has_ages)
         work = Run(
             transport,
             config,
             console.show_outcome,
             report,
             kind,
-            state,
+            state=state,
             recheck=recheck,
             verify=verify,
             lock=lock,
@@ -312,7 +311,7 @@ async def update_lock(
 
     if not is_check:
         codes = [error.code for error in new.failures.values()]
-        return exit_status_for(codes, has_all_failed=not new.images_resolved)
+        return exit_status_for(codes, has_all_failed=not new.lines)
     if new.failures:
         return 2
     return 1 if changes or new.have_rules_changed else 0

@@ -108,7 +108,7 @@ class Watch:
         if cache_dir not in self._states:
             self._states[cache_dir] = StateFile(cache_dir, self._news.log)
         if inputs.config.has_ages:
-            self._states[cache_dir].require()
+            self._states[cache_dir].load(is_needed=True)
         self._inputs = inputs
 
     def answer_probe(self, path: str) -> tuple[int, dict[str, object]]:
@@ -182,12 +182,14 @@ class Watch:
             self._news.log("warning", "config", warning)
         self._transport.begin_run(config.registries_in_use)
         report = Report()
+        state = self._states[config.cache_dir]
+        state.load()
         work = Run(
             self._transport,
             config,
             self._news.show_outcome,
             report,
-            state=self._states[config.cache_dir],
+            state=state,
             lock=self._inputs.lock,
         )
         async with anyio.create_task_group() as tasks:

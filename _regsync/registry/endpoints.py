@@ -167,12 +167,6 @@ class RemoteRepository(Locked):
         """Return the name of a tag or digest of this repository for an error message."""
         return image_name(self._text, reference)
 
-    def full_name(self, reference: str) -> str:
-        """Return the full name of an image, as other tools use it: with the `library/` of Docker
-        Hub.
-        """
-        return image_name(f"{self.host.key}/{self.api_name}", reference)
-
     def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
         return adding_context(self.side, operation, reference)
 
@@ -327,10 +321,8 @@ class RemoteRepository(Locked):
         """Push a manifest by digest that an index names."""
         await self.put_manifest(manifest.digest, manifest)
 
-    async def put_manifest(
-        self, reference: str, manifest: Manifest, *, full_name: str = ""
-    ) -> None:
-        """Push a manifest. `full_name` is not used by registries.
+    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+        """Push a manifest.
 
         Raises ContentError or ProtocolBroken if the registry stored something else.
         """

@@ -52,8 +52,6 @@ class BlobUpload(Protocol):
     offset: int  # bytes that the session has received
     in_chunks: bool  # whether the blob is sent in several requests
     mount_status: int  # of the answer to the last request to mount; 0: there was none
-    # Whether the first bytes are of an earlier run, so that the target itself verifies the blob.
-    verifies: bool
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
@@ -124,9 +122,6 @@ class Repository(Locked, Protocol):
     def name_of(self, reference: str) -> str:
         """Return the name of a tag or digest of this repository for an error message."""
 
-    def full_name(self, reference: str) -> str:
-        """Return the full name of an image, as other tools use it."""
-
     def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
         """Return a context that adds side, operation and reference to each error raised in it."""
 
@@ -159,12 +154,8 @@ class Repository(Locked, Protocol):
     async def put_child(self, manifest: Manifest) -> None:
         """Push a manifest by digest that an index names."""
 
-    async def put_manifest(
-        self, reference: str, manifest: Manifest, *, full_name: str = ""
-    ) -> None:
-        """Push a manifest under a tag or digest. `full_name` is the name of the image at its
-        source.
-        """
+    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+        """Push a manifest under a tag or digest."""
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all manifests that refer to a digest."""

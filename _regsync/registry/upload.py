@@ -56,8 +56,6 @@ class UploadTarget(Protocol):
 class Upload:
     """The upload of one blob."""
 
-    verifies = False  # sessions of earlier runs are not resumed
-
     def __init__(self, repository: UploadTarget, blob: Descriptor) -> None:
         self.repository = repository
         self.blob = blob

@@ -122,7 +122,7 @@ class Search(NamedTuple):
     # The hash of what the source lists for the image. A target holds the artifacts in the list if
     # it is unchanged since the last search. Empty in a deep search, which looks up each artifact,
     # and searches for the artifacts of those that every target holds.
-    listing_hash: bytes = b""
+    listing_hash: str = ""
 
     @property
     def is_filtered(self) -> bool:
@@ -504,7 +504,7 @@ class Referrers:
         is_deep = depth is SearchDepth.DEEP
         listing_hash = hash_of_list(await self._references_of(lookup))
         search = _search_at_source(mapping, source)._replace(
-            copies=copies, image_digest=digest, listing_hash=b"" if is_deep else listing_hash
+            copies=copies, image_digest=digest, listing_hash="" if is_deep else listing_hash
         )
         subjects = [] if lookup.is_trimmed else [digest]
         if is_deep:

@@ -7,7 +7,7 @@ pieces; `Tries` says how long to wait before the next attempt, or that there is 
 
 May not know: which image is next, or why a blob is wanted.
 Invariants: children before their index, the root last (I2); the last piece of a blob is held back
-until size and digest agree, unless the target verifies it (I3); a body is repeated here and in no
+until size and digest agree (I3); a body is repeated here and in no
 lower layer (I7); both ends of a stream are admitted in one step, and nobody waits while holding a
 permit (I8). With one target, no byte is written to disk.
 Follows: docs/specification.md section 1.1, docs/design.md section 6 (rules 11, 13, 14 and 16).
@@ -51,7 +51,7 @@ from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Retry, Turn, is_outage, turn_of
-from _regsync.registry.repository import BlobBody, BlobUpload, Repository
+from _regsync.registry.repository import BlobBody, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
@@ -224,16 +224,7 @@ class Reading:
         algorithm, self._expected = split_digest(self.blob.digest)
         self._hash = new_hash(algorithm)
         self._hashed = 0  # bytes
-        self._is_verified_here = True
         self.is_fresh = is_fresh
-
-    def prepare(self, upload: BlobUpload) -> None:
-        """Begin at the upload's offset if the bytes before it are of an earlier run: then the target
-        verifies the blob as a whole.
-        """
-        self._is_verified_here = not upload.verifies
-        if upload.verifies:
-            self._hashed = max(upload.offset, self._hashed)
 
     async def alone(self) -> Stream:
         """Read the blob while no request waits for its bytes, so that its source may take its time."""
@@ -315,7 +306,7 @@ class Reading:
             raise WrongBytes(
                 f"the blob is longer than the {self.blob.size} bytes of its descriptor"
             )
-        is_complete = self._hashed == self.blob.size and self._is_verified_here
+        is_complete = self._hashed == self.blob.size
         if is_complete and self._hash.hexdigest() != self._expected:
             raise WrongBytes("the blob's bytes do not match its digest")
 
@@ -536,8 +527,7 @@ class Blobs:
         for child in children:  # the indexes among them, each after those that it names
             if child.is_index:
                 await put_child(child)
-        full_name = image.source.full_name(image.source_reference)
-        await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+        await image.target.put_manifest(image.reference, image.tree.root)
 
 
 class BlobCopy:
@@ -614,6 +604,8 @@ class BlobCopy:
                 self._shared.log_once(error.level, "staging", text)
                 self.is_kept = False
                 self.stream_from = None
+                # What the source gives now is hashed anew.
+                self.reading.start_again(is_fresh=self.reading.is_fresh)
                 if self.upload.is_broken:  # by a body of that file
                     self._give_up()
                 elif self.upload.session and self.upload.offset:
@@ -659,7 +651,6 @@ class BlobCopy:
             if stream_from is not None:
                 stream = stream_from(upload.offset)
             else:
-                reading.prepare(upload)
                 stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
             return await self._send(stream, limit, turn_of(given[len(get) :]))
 

@@ -200,7 +200,7 @@ class ArtifactSearch(NamedTuple):
     # (`Referrers.listed_tag_bits`).
     listed_tag_bits: int = 0
     # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
-    listing_hash: bytes = bytes(8)
+    listing_hash: str = NO_CHECK.listing_hash
 
 
 NO_SEARCH = ArtifactSearch()
@@ -358,11 +358,6 @@ class Image:
     @property
     def target(self) -> Repository:
         return self.copy.target
-
-    @property
-    def source_reference(self) -> str:
-        """The tag or digest that names the image at its source."""
-        return self.reference if self.artifact else self.copy.source_reference
 
     def with_dependents(self) -> Iterator[Image]:
         """Yield this image and all its dependents, at any depth."""

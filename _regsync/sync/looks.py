@@ -20,7 +20,7 @@ LONGEST_PAUSE = 7 * 86400
 
 _QUARTER_OF_A_DAY = 6 * 3600  # seconds
 
-# The length of `ArtifactCheck.listing_hash` in bytes. The hash only detects changes of a list.
+# Bytes of `ArtifactCheck.listing_hash`. The hash only detects changes of a list.
 _HASH_BYTES = 8
 
 
@@ -79,9 +79,9 @@ def is_due_without_state(digest: str, now: float) -> bool:
     return (int(digest[-6:], 16) + quarter - day) % 4 == 0
 
 
-def hash_of_list(digests: Iterable[str]) -> bytes:
+def hash_of_list(digests: Iterable[str]) -> str:
     """Hash the digests in a source's list of referrers for `ArtifactCheck.listing_hash`."""
-    return hashed_key(*sorted(digests))[:_HASH_BYTES]
+    return hashed_key(*sorted(digests))[:_HASH_BYTES].hex()
 
 
 def check_after(copy: ImageCopy) -> ArtifactCheck:

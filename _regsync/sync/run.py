@@ -85,14 +85,14 @@ class Run:
         emit: Callable[[Outcome], None],
         report: Report,
         kind: Literal["sync", "copy", "plan"] = "sync",
-        state: StateFile | None = None,
         *,
+        state: StateFile,
         recheck: bool = False,
         verify: bool = False,
         lock: Lock | None = None,
         retry: Retry | None = None,
     ) -> None:
-        """Prepare a run, and load the state. `emit` is called with each outcome.
+        """Prepare a run with a `state` that is loaded. `emit` is called with each outcome.
 
         A run of kind "copy" copies one image. A run of kind "plan" is a dry run, which changes
         nothing and finds out what a run would copy.
@@ -117,8 +117,7 @@ class Run:
         # Compiles each pattern of `immutable_tags` once.
         self._compiled_glob = cache(compile_glob)
 
-        self._state = state or StateFile(config.cache_dir, self._log)
-        self._state.load(may_write=not is_dry_run)
+        self._state = state
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(

@@ -105,10 +105,7 @@ def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed):
     manifests = [manifest_of(seed.image()) for _ in range(4)]
     subject = seed.image()
     artifact = manifest_of(seed.artifact(subject, "application/x"))
-    entries = [
-        new_entry(each, "app", f"v{number}", f"hub/app:v{number}")
-        for number, each in enumerate(manifests)
-    ]
+    entries = [new_entry(each, "app", f"v{number}") for number, each in enumerate(manifests)]
     entries += [new_entry(artifact, "app"), new_entry(manifests[0], "other")]
     bodies = set[bytes]()
     for order in (entries, entries[::-1], entries[2:] + entries[:2]):
@@ -127,8 +124,8 @@ def test_an_image_that_moves_keeps_none_of_its_names(seed):
     list_tag = referrers_tag(f"sha256:{'a' * 64}")
     held = Index()
     for manifest in (old, new):
-        held.add(new_entry(manifest, "ghcr.io/app", "v1", ""))  # may be a full name too
-        held.add(new_entry(manifest, "app", list_tag, ""))
+        held.add(new_entry(manifest, "ghcr.io/app", "v1"))  # may be a full name too
+        held.add(new_entry(manifest, "app", list_tag))
     held = Index(held.dump())
     assert [each.descriptor.digest for each in held.entries.values()] == [new.digest, new.digest]
     assert tags(held, "ghcr.io/app") == {"v1": new.digest}
@@ -240,8 +237,6 @@ NO_FILE = "not a regular file|Too many levels of symbolic links|Is a directory"
     [
         ("index.json", linked),
         ("index.json", piped),
-        ("oci-layout", linked),
-        ("oci-layout", a_device),
         ("a blob", linked),
         ("a blob", a_folder),
         ("a blob", a_device),
@@ -345,11 +340,7 @@ def blob_of(body: bytes) -> Descriptor:
 
 async def begin(layout: Layout, body: bytes) -> Any:
     upload = LayoutRepository(layout, "app", Side.TARGET).begin_upload(blob_of(body))
-    try:
-        await upload.start()
-    except SyncError:
-        await upload.cancel_upload()
-        raise
+    await upload.start()
     return upload
 
 
@@ -363,7 +354,7 @@ async def put_image(layout: Layout, image: Image, tag: str = "v1") -> None:
     for blob in manifest.blobs:
         if not await target.has_blob(blob):
             await put_blob(layout, image.contents()[blob.digest])
-    await target.put_manifest(tag, manifest, full_name=f"hub.example/app:{tag}")
+    await target.put_manifest(tag, manifest)
 
 
 async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
@@ -383,7 +374,7 @@ async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     assert set(names_of(tmp_path / "disk")) == {"app:v1", "app:v2"}, "what the first wrote stays"
 
 
-async def test_a_file_system_without_locks_is_told_once(seed, tmp_path, monkeypatch):
+async def test_a_file_system_without_locks_is_written(seed, tmp_path, monkeypatch):
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -392,23 +383,9 @@ async def test_a_file_system_without_locks_is_told_once(seed, tmp_path, monkeypa
     layout = open_layout(tmp_path / "disk", said)
     await put_image(layout, seed.image())
     await layout.save()
-    assert [line.partition(":")[0] for line in said] == ["info"]
-    assert "no locks" in said[0]
-
-
-async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
-    body = b"x" * 900
-    disk = make_layout(tmp_path / "disk", {})
-    partial = blob_path(disk, digest_of(body)).with_suffix(".partial")
-    partial.write_bytes(body[:600])
-    index_size = (disk / "index.json").stat().st_size  # a second one is written beside it
-    layout = open_layout(disk)
-    monkeypatch.setattr(layout, "free_bytes", lambda: 299 + index_size)
-    with pytest.raises(SyncError, match="room for 299 B, the blob needs 300 B"):
-        await begin(layout, body)
-    assert partial.read_bytes() == body[:600], "a larger disk goes on with it"
-    monkeypatch.setattr(layout, "free_bytes", lambda: 300 + index_size)
-    await (await begin(layout, body)).send(Pieces(memoryview(body)[600:]))
+    layout.close()
+    check_layout(tmp_path / "disk")
+    assert not said
 
 
 async def test_a_file_too_large_for_the_file_system_is_told_with_the_limit_of_fat32(tmp_path):
@@ -420,6 +397,7 @@ async def test_a_file_too_large_for_the_file_system_is_told_with_the_limit_of_fa
             await upload.send(Pieces(memoryview(b"a" * 5000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        await upload.cancel_upload()
     assert "FAT32 holds no file above 4 GiB" in (caught.value.hint or "")
     assert not list((tmp_path / "disk").rglob("*.partial")), "it takes no room from others"
 
@@ -441,9 +419,7 @@ async def test_a_manifest_that_was_cut_is_written_again(seed, tmp_path):
 def test_a_new_index_is_read_where_the_old_one_is_missing(seed, tmp_path):
     disk = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     (disk / "index.json").rename(disk / "index.json.partial")
-    said = list[str]()
-    assert set(tags(open_layout(disk, said).index(), "app")) == {"v1"}
-    assert [line.partition(":")[0] for line in said] == ["warning"]
+    assert set(tags(open_layout(disk).index(), "app")) == {"v1"}
 
     body = (disk / "index.json.partial").read_bytes()
     for torn in (body[: len(body) // 2], bytes(len(body)), b""):

@@ -25,7 +25,7 @@ import pytest
 from _regsync.layout import Index
 from conformance.images import Seed
 from tests.ends import document, run_regsync
-from tests.layouts import NAME, blob_path, check_layout, files_of, make_layout, names_of
+from tests.layouts import NAME, check_layout, files_of, make_layout, names_of
 from tests.mirrors import SBOM
 from tests.thinning import thorough
 
@@ -212,10 +212,6 @@ class Scene:
         self.was_there = beginning != "nothing"
         if self.was_there:
             make_layout(self.disk, old)
-        if beginning == "half":
-            digest = max(v1.blobs, key=lambda each: len(v1.blobs[each]))
-            half = v1.blobs[digest][: len(v1.blobs[digest]) // 2]
-            blob_path(self.disk, digest).with_suffix(".partial").write_bytes(half)
         make_layout(directory / "source", new)
         self.tops = {
             name: {images[name].top for images in (old, new) if name in images}
@@ -281,7 +277,7 @@ SHARES = [Share(4, 15, 16), *(thorough(pytest.param(Share(first, 8))) for first 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beginning", ["nothing", "empty", "old", "half"])
+@pytest.mark.parametrize("beginning", ["nothing", "empty", "old"])
 @pytest.mark.parametrize("share", SHARES)
 def test_a_layout_is_whole_after_a_power_cut_and_the_next_run_completes_it(
     tmp_path, beginning, share

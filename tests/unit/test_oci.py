@@ -173,7 +173,7 @@ NO_REFERENCES = {
     "is not a digest": ["a@sha256:abc"],
     "cannot be verified": [f"a@blake3:{HEX}"],
     "leave out the tag": [f"a:b@sha256:{HEX}"],
-    "'-a.com' is not a host": ["-a.com/b"],
+    "'-a.com' is not a registry address": ["-a.com/b"],
     "cannot hold a user name or password": ["https://me:secret@example.com/a", "me:secret@example.com/a:b"],
 }  # fmt: skip
 
