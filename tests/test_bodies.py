@@ -896,7 +896,7 @@ async def test_a_blob_that_is_there_behind_an_error_is_not_sent_again(transfer):
 
 
 async def test_a_blob_that_may_have_arrived_is_asked_for_before_it_is_brought_again(transfer):
-    """By one more HEAD, because the three behind the lost answer were not answered either."""
+    """By a HEAD that is repeated like any other request until it is answered."""
     way = transfer(SIZE)
     way.on_send().first().status(503, at="answer")
     unanswered = way.taker.faults.on("HEAD", "blob", reference=way.digest)

@@ -579,8 +579,6 @@ class BlobCopy:
         self.stack = AsyncExitStack()  # what holds the blob, and the memory of its chunks
         self.has_chunk_memory = False
 
-        # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
-        self.may_have_arrived = False
         self.is_known_absent = False
         # The body of this attempt that ends the upload. None: none was sent.
         self.last_body: Body | None = None
@@ -697,7 +695,7 @@ class BlobCopy:
         if where in self._shared.refusals:
             raise self._shared.refusals[where].copy_without_context()
         holder = self.mount_from or known.mount_source(where, self.blob.digest)
-        if holder and self.may_mount and not self.may_have_arrived:
+        if holder and self.may_mount:
             return await self._mount(holder)
 
         is_asked = not self.is_known_absent and await self._needs_head()
@@ -767,7 +765,7 @@ class BlobCopy:
         """
         where, known = self.where, self._known
         probe_from = self.target.probe_from
-        if self.may_have_arrived or probe_from is None:
+        if probe_from is None:
             return True
         if not known.needs_head(where, self.blob.digest):
             return False
@@ -853,20 +851,11 @@ class BlobCopy:
         )
         if not was_sent or is_refused or not is_of_target:
             return False
-        target = self.target
-        self.is_known_absent, self.may_have_arrived = False, True
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
-            try:
-                is_away = target.host.limits.is_away
-                has_arrived = await target.has_blob(self.blob, with_retries=is_away)
-            except SyncError as error:
-                if not error.retryable:
-                    raise
-                continue
-            self.is_known_absent, self.may_have_arrived = not has_arrived, False
-            if has_arrived:
+            if await self.target.has_blob(self.blob, with_retries=True):
                 return True
+        self.is_known_absent = True
         return False
 
     async def _prepare_next(self, error: SyncError) -> None:
