@@ -42,7 +42,6 @@ from _regsync.errors import (
     RegistryError,
     Side,
     SyncError,
-    TimedOut,
     WireError,
     WrongBytes,
 )
@@ -196,16 +195,11 @@ class Tries:
         self._retry = Retry(edge.current().chance)
         return True
 
-    async def wait(self, error: SyncError, *, longest: float = math.inf) -> None:
-        """Wait before the next attempt. Raises `error` if there is none, or if the pause would be
-        longer than `longest` seconds.
-        """
-        asked = error.retry_after if isinstance(error, RegistryError) else None
-        if (asked or 0.0) > longest:
-            raise error
+    async def wait(self, error: SyncError) -> None:
+        """Wait before the next attempt. Raises `error` if there is none."""
         self._log("debug", "retry", f"{error}; it goes on")
         error.drop_frames()  # the frames hold buffers of the body
-        await self._retry.pause(error, *self._hosts, longest=longest)
+        await self._retry.pause(error, *self._hosts)
 
 
 class Reading:
@@ -256,14 +250,14 @@ class Reading:
         may be open meanwhile. Raises WrongBytes and the errors of the source.
         """
         size = self.blob.size
+        if start == size:
+            return
         yielded = start  # the next byte to yield
-        until = math.inf  # when a source that has broken is given up
         buffer = memoryview(bytearray(min(_READ_PIECE, size + 1)))
         with self.source.adding_context("fetch blob", self.source.name_of(self.blob.digest)):
+            opened, position = await self._open(start, turn)
             while yielded < size:
                 try:
-                    opened, position = await self._open(yielded, until, turn)
-                    turn = None
                     async with opened as response:
                         while position < size:
                             count = await response.read_into(buffer[: size + 1 - position])
@@ -275,36 +269,41 @@ class Reading:
                             piece = buffer[max(0, yielded - position) : count]
                             position += count
                             if piece:
-                                yielded, until = position, math.inf
+                                yielded = position
                                 yield piece
                 except SyncError as broken:
-                    if yielded == start or not broken.retryable:
+                    if yielded == start:
                         raise  # of what was never read, the whole attempt is repeated
-                    until = min(until, anyio.current_time() + grace)
-                    await self._wait_to_go_on(broken, yielded, until)
+                    opened, position = await self._go_on(broken, yielded, grace)
 
-    async def _wait_to_go_on(self, broken: SyncError, offset: int, until: float) -> None:
-        """Wait before the rest is asked for. Raises `broken` if no attempt or time is left."""
-        self._tries.record_progress(offset)
-        with anyio.CancelScope(deadline=until):
-            await self._tries.wait(broken, longest=until - anyio.current_time())
-            return
+    async def _go_on(
+        self, broken: SyncError, start: int, grace: float
+    ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
+        """Open a blob that has broken at byte `start` again. Raises the last error if no attempt is
+        left, or if it takes more than `grace` seconds.
+        """
+        self._tries.record_progress(start)
+        with anyio.CancelScope(deadline=anyio.current_time() + grace):
+            while True:
+                await self._tries.wait(broken)
+                try:
+                    return await self._open(start)
+                except SyncError as error:
+                    broken = error
         raise broken
 
     async def _open(
-        self, start: int, until: float, turn: Turn | None
+        self, start: int, turn: Turn | None = None
     ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
         """Open the blob at byte `start`, or at its first byte if the source has no ranges."""
         open_blob = partial(self.source.open_blob, self.blob, is_fresh=self.is_fresh)
-        with anyio.CancelScope(deadline=until):
-            try:
-                return await open_blob(start, turn=turn), start
-            except (ProtocolBroken, RegistryError) as error:
-                is_range_refused = isinstance(error, ProtocolBroken) or error.status == 416
-                if not start or not is_range_refused:
-                    raise
-            return await open_blob(0), 0
-        raise TimedOut("the source did not go on in time")
+        try:
+            return await open_blob(start, turn=turn), start
+        except (ProtocolBroken, RegistryError) as error:
+            is_range_refused = isinstance(error, ProtocolBroken) or error.status == 416
+            if not start or not is_range_refused:
+                raise
+        return await open_blob(0), 0
 
     def _verify(self, piece: memoryview, position: int) -> None:
         """Hash a piece that begins at byte `position`. Raises WrongBytes."""
@@ -797,7 +796,11 @@ class BlobCopy:
             try:
                 if upload.in_chunks:
                     async for chunk in chunks:
-                        await self._send_chunk(chunk)
+                        async with aclosing(in_memory(chunk)) as pieces:
+                            body = self._body(pieces, len(chunk))
+                            if not await upload.send(body, is_last=False):
+                                raise WireError("the registry answered before the chunk was sent")
+                        self.tries.record_progress(upload.offset)
                     self.last_body = self._body(stream, 0)
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
@@ -816,29 +819,6 @@ class BlobCopy:
 
     def _body(self, stream: Stream, length: int) -> Body:
         return Body(stream, length, self._transport.count_sent)
-
-    async def _send_chunk(self, chunk: memoryview) -> None:
-        """Send a chunk by PATCH, and again what has not arrived of it."""
-        upload = self.upload
-        start = upload.offset
-        while True:
-            try:
-                if upload.is_broken:
-                    await upload.resume()
-                if not upload.session:
-                    raise Disconnected("the registry has forgotten the upload")
-                rest = chunk[upload.offset - start :]
-                async with aclosing(in_memory(rest)) as stream:
-                    if rest and not await upload.send(self._body(stream, len(rest)), is_last=False):
-                        raise WireError("the registry answered before the chunk was sent")
-                self.tries.record_progress(upload.offset)
-                return
-            except SyncError as error:
-                if is_session_gone(error):
-                    self._give_up()
-                if not upload.session or error.away is not None:
-                    raise
-                await self.tries.wait(error, longest=_SOURCE_GRACE)
 
     # After a failure.
 
@@ -869,6 +849,8 @@ class BlobCopy:
             elif upload.session and upload.offset:
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
             return
+        if is_session_gone(error):
+            self._give_up()
         if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
             self.may_mount = is_outage(error) and not self.has_failed
