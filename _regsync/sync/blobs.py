@@ -590,7 +590,6 @@ class BlobCopy:
         sessions = shared.sessions[hosts] if size >= LARGE_BODY else nullcontext()
         try:
             async with sessions, self.stack:
-                await self._take_chunk_memory()
                 return await self._copy()
         finally:
             if upload.session and not upload.is_broken:  # it takes memory at the registry
@@ -611,10 +610,7 @@ class BlobCopy:
                 self._shared.log_once(error.level, "staging", text)
                 self.is_kept = False
                 self.stream_from = None
-                if self.upload.is_broken:  # by a body of that file
-                    self._give_up()
-                elif self.upload.session and self.upload.offset:
-                    await self.upload.cancel_upload()  # its bytes were not hashed by `reading`
+                await self._drop_bytes()  # which `reading` has not hashed
                 continue
             except SyncError as error:
                 failure = error
@@ -629,6 +625,12 @@ class BlobCopy:
         """Find the blob at its target, mount it, or send it."""
         upload = self.upload
         self.last_body = None
+        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
+        # while it holds the turn of a whole body waits for itself (I8).
+        limit = self._put_limit()
+        if limit and self.blob.size > SMALL_BLOB and not self.has_chunk_memory:
+            await self.stack.enter_async_context(self._shared.chunk_memory)
+            self.has_chunk_memory = True
         if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
         if self.tries.record_progress(upload.offset):
@@ -640,9 +642,6 @@ class BlobCopy:
             staging, read = self._shared.staging, self.reading.alone
             holding = staging.holding(self.blob, read, is_shared=self.is_shared)
             self.stream_from = await self.stack.enter_async_context(holding)
-        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
-        # while it holds the turn of a whole body waits for itself (I8).
-        limit = self._put_limit()
         upload.in_chunks = limit > 0 and self.blob.size > self.target.dialect.put_limit
         put = self.target.writing_needs(self.blob.size, in_chunks=upload.in_chunks)
         # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
@@ -651,7 +650,6 @@ class BlobCopy:
         # which the end of the upload would wait.
         is_read = stream_from is None and upload.offset < self.blob.size
         get = reading.source.reading_needs(self.blob.size) if is_read else ()
-        await self._take_chunk_memory()  # it may have been learnt since the blob began
         async with self._transport.gate.admitted(*get, *put) as given:
             if stream_from is not None:
                 stream = stream_from(upload.offset)
@@ -659,13 +657,6 @@ class BlobCopy:
                 reading.prepare(upload)
                 stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
             return await self._send(stream, limit, turn_of(given[len(get) :]))
-
-    async def _take_chunk_memory(self) -> None:
-        """Wait until there is memory for chunks, if the blob is sent in chunks."""
-        is_buffered = self.blob.size > SMALL_BLOB and self._put_limit() > 0
-        if is_buffered and not self.has_chunk_memory:
-            await self.stack.enter_async_context(self._shared.chunk_memory)
-            self.has_chunk_memory = True
 
     def _put_limit(self) -> int:
         """Return the most bytes that one request to the target may carry, or 0 for no limit."""
@@ -840,14 +831,10 @@ class BlobCopy:
 
     async def _prepare_next(self, error: SyncError) -> None:
         """Wait before the next attempt. Raises `error` if there is none."""
-        upload = self.upload
         error.add_context(Side.TARGET, "push blob", self.target.name_of(self.blob.digest))
         if isinstance(error, WrongBytes) and not self.reading.is_fresh:
             self.reading.start_again()  # a cache may have been wrong
-            if upload.is_broken:
-                self._give_up()
-            elif upload.session and upload.offset:
-                await upload.cancel_upload()  # the session holds some of the wrong bytes
+            await self._drop_bytes()
             return
         if is_session_gone(error):
             self._give_up()
@@ -876,6 +863,13 @@ class BlobCopy:
         if isinstance(error, Disconnected) and error.side is Side.TARGET:
             self.resets += 1
         return self.resets == _MOST_RESETS
+
+    async def _drop_bytes(self) -> None:
+        """Give up a session that holds bytes which are not to be there."""
+        if self.upload.is_broken:
+            self._give_up()
+        elif self.upload.session and self.upload.offset:
+            await self.upload.cancel_upload()
 
     def _give_up(self) -> None:
         """Let the next attempt begin a new session."""
