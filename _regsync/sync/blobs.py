@@ -1,4 +1,4 @@
-"""Bring a blob from its source to a repository, and put the manifests of an image.
+"""Bring a blob from its source to a repository.
 
 A blob is an async iterator of pieces, whatever holds its bytes: its source (`Reading.pieces`), memory
 (`in_memory`) or a file (`in_file`). `Body` is what one request sends of it. `BlobCopy.run` tells how a
@@ -6,7 +6,7 @@ blob comes to a repository: an attempt finds it there, mounts it, or opens a ses
 pieces; `Tries` says how long to wait before the next attempt, or that there is none.
 
 May not know: which image is next, or why a blob is wanted.
-Invariants: children before their index, the root last (I2); the last piece of a blob is held back
+Invariants: the last piece of a blob is held back
 until size and digest agree, unless the target verifies it (I3); a body is repeated here and in no
 lower layer (I7); both ends of a stream are admitted in one step, and nobody waits while holding a
 permit (I8). With one target, no byte is written to disk.
@@ -47,14 +47,13 @@ from _regsync.errors import (
 )
 from _regsync.files import is_link_free, open_safely, remove_if_possible, replacing
 from _regsync.net.wire import Pieces
-from _regsync.oci import Descriptor, Manifest, split_digest
+from _regsync.oci import Descriptor, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Retry, Turn, is_outage, turn_of
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
-from _regsync.sync.image import BlobResult, Image
-from _regsync.sync.once import gather
+from _regsync.sync.image import BlobResult
 from _regsync.text import reason_of
 
 if TYPE_CHECKING:
@@ -484,7 +483,7 @@ class Staging:
 
 
 class Blobs:
-    """Copies blobs and puts manifests. It has what copies to one registry share."""
+    """Copies blobs. It has what copies to one registry share."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         self.transport = transport
@@ -520,23 +519,6 @@ class Blobs:
         """
         copy = BlobCopy(self, blob, source, target, mount_from, present, is_shared=is_shared)
         return await copy.run()
-
-    async def put_manifests(
-        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
-    ) -> None:
-        """Put the children in `own_manifests`, each before its index, and then the root (I2)."""
-
-        async def put_child(child: Manifest) -> None:
-            await image.target.put_child(child)
-            on_put(child)
-
-        children = [child for child in image.tree.children if child.digest in own_manifests]
-        await gather(partial(put_child, child) for child in children if not child.is_index)
-        for child in children:  # the indexes among them, each after those that it names
-            if child.is_index:
-                await put_child(child)
-        full_name = image.source.full_name(image.source_reference)
-        await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
 
 
 class BlobCopy:

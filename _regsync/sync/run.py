@@ -140,7 +140,10 @@ class Run:
         staging = None
         if config.cache_dir is not None and self._state.is_writer:
             staging = f"{config.cache_dir}/staged"
-        self._staging = Staging(staging, config.staging_size_limit)
+        limit = config.staging_size_limit
+        if all(len(mapping.targets) == 1 for mapping in config.mappings):
+            limit = 0  # with one target nothing is written to disk
+        self._staging = Staging(staging, limit)
         blobs: Blobs | DryRun = Blobs(transport, self._knowledge, self._staging)
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module

@@ -162,7 +162,6 @@ class Job:
         self.where = image.target.store_key
         self.open = dict[Claim, None]()  # an ordered set
         self.brought = list[Claim]()
-        self.strays = dict[str, Repository]()
         self.present = list[Descriptor]()
         self.has_begun = False
         self.changed = anyio.Event()
@@ -206,7 +205,6 @@ class Scheduler:
         self._manifests_by_blob = Counter[str]()
         # By target and reference, the artifacts that the targets hold.
         self._artifacts_at_target = set[tuple[RepositoryKey, str]]()
-        self._target_hosts = set[str]()
         self.images_known = 0
         self.images_done = 0
         self.traffic = Traffic()
@@ -224,7 +222,6 @@ class Scheduler:
     def add_image(self, image: Image) -> None:
         """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
-        self._target_hosts.add(host)
         if image.number < 0:  # else it starts again, and is counted
             self._count_blobs(image)
         sizes = {digest: blob.size for digest, blob in image.tree.blobs.items()}
@@ -340,7 +337,6 @@ class Scheduler:
         image = job.image
         is_committed = False
         try:
-            job.strays = await self._find_strays(job)
             is_committed = await self._bring_and_put(job)
         except SyncError as error:
             image.error = image.error or error
@@ -391,10 +387,10 @@ class Scheduler:
     async def _bring_one(self, job: Job, claim: Claim) -> None:
         image, blob, known = job.image, claim.blob, self._known
         assert blob is not None
-        source = job.strays.get(blob.digest, image.source)
         could_mount = known.supports_mounts(job.where.host)
         result = BlobResult.PRESENT
         try:
+            source = await self._source_of(blob, image)
             if source is not image.target:
                 result = await self._blobs.copy(
                     blob,
@@ -420,41 +416,30 @@ class Scheduler:
         self.traffic.record(job.where, blob, result)
 
     def _is_needed_again(self, image: Image, blob: Descriptor) -> bool:
-        """Report whether the bytes of a blob will be sent again: to another target, or to another
-        repository of a host that does not mount."""
-        if image.copy.has_several_targets:
-            return True
-        never_mounts = self._known.supports_mounts(image.target.host.key) is False
+        """Report whether the bytes of a blob are worth keeping: other targets need them, or it is
+        small, and other manifests name it."""
         is_named_again = self._manifests_by_blob[blob.digest] > 1
-        is_small = blob.size <= SMALL_BLOB
-        return is_small and is_named_again and (never_mounts or len(self._target_hosts) > 1)
+        return image.copy.has_several_targets or (is_named_again and blob.size <= SMALL_BLOB)
 
-    async def _find_strays(self, job: Job) -> dict[str, Repository]:
-        """Find repositories of the target's host for blobs that a layout lacks as the source.
+    async def _source_of(self, blob: Descriptor, image: Image) -> Repository:
+        """Return where a blob is read: at the image's source, or in a repository of the target's host
+        if the source is a layout that lacks it. It is the target itself if that has the blob.
 
         Raises the error of reading a blob that is nowhere.
         """
-        image, target = job.image, job.image.target
-        strays = dict[str, Repository]()
-        lacking = [claim.blob for claim in job.open if claim.blob is not None]
-        for blob in lacking if image.source.is_local else ():
-            try:
-                async with await image.source.open_blob(blob):
-                    continue
-            except SyncError as unreadable:
-                error = unreadable
-            if await target.has_blob(blob, with_retries=True):
-                strays[blob.digest] = target
-                continue
-            far = image.source.far_repository(blob.digest)
-            if far is None or far == target.name:
-                raise error
+        source, target = image.source, image.target
+        if not source.is_local or await source.has_blob(blob):
+            return source
+        if await target.has_blob(blob, with_retries=True):
+            return target
+        far = source.far_repository(blob.digest)
+        if far is not None and far != target.name:
             other = self._discovery.repository(target.host.registry, far, Side.SOURCE)
-            if not await other.has_blob(blob, with_retries=True):
-                raise error
-            self._known.confirm_blob(other.store_key, blob.digest)
-            strays[blob.digest] = other
-        return strays
+            if await other.has_blob(blob, with_retries=True):
+                self._known.confirm_blob(other.store_key, blob.digest)
+                return other
+        async with await source.open_blob(blob):  # raises the error that says what is lost
+            return source
 
     def _end_claim(self, claim: Claim) -> None:
         """Record that the first image of a claim has brought it, and wake the others."""
@@ -526,13 +511,11 @@ class Scheduler:
     async def _try_to_put(self, job: Job) -> bool:
         """Put the manifests. Returns False if parts that the target lacks were forgotten."""
         image = job.image
-        on_put = partial(self._record_put, job)
         pauses = iter(_ABSENT_PAUSES)
         is_checked = False
         while True:
             try:
-                own = frozenset(claim.digest for claim in job.open)
-                await self._blobs.put_manifests(image, own, on_put)
+                await self._put_manifests(job)
                 return True
             except RegistryError as error:
                 refusal = error
@@ -553,6 +536,28 @@ class Scheduler:
             if pause is None or not _reports_missing_part(refusal):
                 raise refusal
             await anyio.sleep(pause)  # the target may not see yet what it has just taken
+
+    async def _put_manifests(self, job: Job) -> None:
+        """Put the children that the image has claimed, each before its index, and then the root (I2).
+        A dry run puts nothing.
+        """
+        image = job.image
+        claimed = {claim.digest for claim in job.open}
+        children = [child for child in image.tree.children if child.digest in claimed]
+        await gather(
+            partial(self._put_child, job, child) for child in children if not child.is_index
+        )
+        for child in children:  # the indexes among them, each after those that it names
+            if child.is_index:
+                await self._put_child(job, child)
+        if not self._discovery.reads_only:
+            name = image.source.full_name(image.source_reference)
+            await image.target.put_manifest(image.reference, image.tree.root, full_name=name)
+
+    async def _put_child(self, job: Job, child: Manifest) -> None:
+        if not self._discovery.reads_only:
+            await job.image.target.put_child(child)
+        self._record_put(job, child)
 
     async def _find_absent_parts(self, job: Job) -> frozenset[str]:
         """Ask the target for the parts of an image that no answer of this run has shown there, or
