@@ -793,8 +793,6 @@ class Referrers:
             return None
 
         tags = self._discovery.new_target_tags(asked, search.mapping, reference, reference)
-        if is_tag:  # the state keeps snapshots only of tags
-            self._discovery.load_snapshots(tags)
         return await self._discovery.look_up(
             search.mapping, reference, tags, known_to_lack=lacking, expected=entry
         )

@@ -29,7 +29,7 @@ from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.repository import Host, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, Snapshot, hashed_key
-from _regsync.sync.image import Tree, build_tree
+from _regsync.sync.image import Tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
@@ -70,8 +70,7 @@ class TargetTag:
     target: Repository
     # The tag or digest at the target.
     reference: str
-    # The key of `snapshot` in the state (`Discovery.snapshot_key`). Empty if the state keeps no
-    # snapshot of this tag or digest.
+    # The key of `snapshot` in the state. Empty if the state keeps no snapshot of this tag or digest.
     snapshot_key: bytes
     # The digests at source and target after an earlier run copied the tag. None if unknown.
     snapshot: Snapshot | None = None
@@ -335,29 +334,6 @@ class Discovery:
 
     # Tags.
 
-    def snapshot_key(
-        self,
-        mapping: MappingRule,
-        source: Repository,
-        target: Repository,
-        reference: str,
-        target_reference: str,
-    ) -> bytes:
-        """Return the key of a tag's snapshot in the state, or b"" for a tag in an image layout.
-
-        A snapshot has the digests at source and target after the tag was last copied. The key is a
-        hash of everything that determines the digest at the target: source, target, platforms, and
-        the version of the trimming rule. Layouts have no snapshots.
-        """
-        if target.is_local:
-            return b""
-        platforms = ""
-        if mapping.platforms is not None:
-            platforms = ",".join(sorted(map(str, mapping.platforms)))
-        return hashed_key(
-            *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
-        )
-
     def new_target_tags(
         self,
         targets: Iterable[Repository],
@@ -365,21 +341,22 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> list[TargetTag]:
-        """Create a TargetTag for each target. The caller calls `load_snapshots` with them."""
-        source = self.source_of(mapping)
-        return [
-            TargetTag(
-                target,
-                target_reference,
-                self.snapshot_key(mapping, source, target, reference, target_reference),
-            )
-            for target in targets
-        ]
+        """Create a TargetTag for each target, with what the state says about it.
 
-    def load_snapshots(self, tags: Collection[TargetTag]) -> None:
-        """Set the snapshots of tags from the state."""
-        for tag in tags:
-            tag.snapshot = self._knowledge.snapshot(tag.snapshot_key)
+        A snapshot has the digests at source and target after the tag was last copied. Its key is a
+        hash of everything that determines the digest at the target: source, target, platforms, and
+        the version of the trimming rule. Digests have none, and neither have tags in a layout.
+        """
+        source = self.source_of(mapping)
+        platforms = ",".join(sorted(map(str, mapping.platforms or ())))
+        tags = list[TargetTag]()
+        for target in targets:
+            key = b""
+            if not target.is_local and not is_digest(target_reference):
+                names = (*source.key, reference, *target.key, target_reference)
+                key = hashed_key(*names, platforms, TRIM_RULE)
+            tags.append(TargetTag(target, target_reference, key, self._knowledge.snapshot(key)))
+        return tags
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
         """Report whether a target probably lacks a tag, because no earlier run copied the tag.
@@ -752,14 +729,9 @@ class Discovery:
         and ContentError if the index cannot be filtered.
         """
         platforms = mapping.platforms
-        if not platforms:
-            return top
-        # The entries of an index may be blobs (BuildKit's older cache). Such an index has no
-        # platforms.
+        # The entries of an index may be blobs (BuildKit's older cache): such an index has no platforms.
         names_blobs = bool(top.layers) and not top.children
-        if not top.is_index or names_blobs:
-            text = f"{source}: not an index, so `platforms` does not apply and it is copied"
-            self.log_once("debug", "no_index", text)
+        if not platforms or not top.is_index or names_blobs:
             return top
 
         with source.adding_context("filter platforms of", source.name_of(top.digest)):
@@ -790,7 +762,8 @@ class Discovery:
         is_left_out: Callable[[Descriptor], bool],
         known_manifests: Iterable[Manifest] = (),
     ) -> Tree:
-        """Fetch the manifests below `root`, level by level, and return the tree.
+        """Fetch the manifests below `root`, level by level, and return the tree, in which each comes
+        after its own children (I2).
 
         The manifests in `known_manifests` need no request. An entry is neither fetched nor
         descended into if `is_left_out` returns True. `top_digest` is the digest of the root at the
@@ -799,28 +772,28 @@ class Discovery:
         Raises ContentError if the tree is too large or too deep.
         """
         manifests = {manifest.digest: manifest for manifest in known_manifests}
-        parents = [root, *manifests.values()]
+        levels = [[root]]
         with source.adding_context("read", source.name_of(top_digest)):
-            # One level more than allowed is read, because `build_tree` refuses a tree that is too
-            # deep.
+            # One level more than allowed is looked at, to find that there is none.
             for _ in range(MAX_INDEX_DEPTH + 1):
-                entries = {entry.digest: entry for parent in parents for entry in parent.children}
-                entries_to_fetch = [
-                    entry
-                    for entry in entries.values()
-                    if entry.digest not in manifests and not is_left_out(entry)
-                ]
-                check_tree_size([*manifests.values(), *entries_to_fetch])
-                if not entries_to_fetch:
-                    break
-
-                parents = await gather(
-                    partial(self.fetch_manifest, source, entry.digest, entry)
-                    for entry in entries_to_fetch
+                entries = {
+                    entry.digest: entry
+                    for parent in levels[-1]
+                    for entry in parent.children
+                    if entry.digest in manifests or not is_left_out(entry)
+                }
+                if not entries:
+                    # By the deepest level that names them.
+                    below = {each.digest: each for level in levels[:0:-1] for each in level}
+                    return Tree(root, tuple(below.values()), top_digest)
+                missing = [each for each in entries.values() if each.digest not in manifests]
+                check_tree_size([*manifests.values(), *missing])
+                fetched = await gather(
+                    partial(self.fetch_manifest, source, entry.digest, entry) for entry in missing
                 )
-                for entry, manifest in zip(entries_to_fetch, parents, strict=True):
-                    manifests[entry.digest] = manifest
-            return build_tree(root, manifests, top_digest)
+                manifests |= {manifest.digest: manifest for manifest in fetched}
+                levels.append([manifests[digest] for digest in entries])
+            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from _regsync.errors import ContentError, RegsyncError
-from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.oci import IMAGE_CONFIGS, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state import NO_CHECK, ArtifactCheck, RepositoryKey
 from _regsync.sync.report import Outcome
@@ -166,27 +166,6 @@ class Tree(NamedTuple):
             raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
 
         return [*blobs.values()], [child for child in self.children if child.digest in missing]
-
-
-def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
-    """Order an image's manifests so that each comes after its own children (I2).
-
-    `fetched` has the manifests below the root that were fetched, by digest. Raises ContentError if
-    indexes are nested too deep.
-    """
-    ordered = dict[str, Manifest]()
-
-    def visit(manifest: Manifest, depth: int) -> None:
-        if manifest.is_index and depth > MAX_INDEX_DEPTH:
-            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        for entry in manifest.children:
-            child = fetched.get(entry.digest)
-            if child is not None and entry.digest not in ordered:
-                visit(child, depth + 1)
-                ordered[entry.digest] = child
-
-    visit(root, 1)
-    return Tree(root, tuple(ordered.values()), source_digest)
 
 
 class ArtifactSearch(NamedTuple):

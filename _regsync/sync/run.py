@@ -318,10 +318,9 @@ class Run:
             self._queue_lookup(source, partial(self._look_up, selected))
 
     def _select(self, all_selected: Sequence[_Selected]) -> None:
-        """Count selected tags, and load what the state says about them."""
+        """Count selected tags."""
         self._selected += all_selected
         self.scheduler.images_known += sum(len(tags) for _, tags in all_selected)
-        self._discovery.load_snapshots([tag for _, tags in all_selected for tag in tags])
 
     async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
@@ -639,9 +638,7 @@ def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> I
     lookup = artifact.lookup
     if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
         return None
-    # Only cosign's tags have snapshots. An artifact from a list of referrers is put by its digest.
-    snapshot_key = tag.snapshot_key if artifact.tag is not None else b""
-    return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
+    return Image(copy, lookup.tree, artifact.reference, tag.snapshot_key, [], str(artifact))
 
 
 def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:

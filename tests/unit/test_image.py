@@ -6,7 +6,7 @@ import pytest
 
 from _regsync.oci import Descriptor, Manifest
 from _regsync.state import RepositoryKey
-from _regsync.sync.image import BlobResult, Traffic, build_tree
+from _regsync.sync.image import BlobResult, Traffic, Tree
 
 
 @pytest.mark.parametrize("was_known", [True, False])
@@ -37,7 +37,7 @@ def test_whatever_names_what_is_lost_is_lost_with_it() -> None:
     inner = Manifest("index", "inner", b"", is_index=True, children=(Descriptor("", "one", 1),))
     below = (Descriptor("", "inner", 1), Descriptor("", "two", 1))
     root = Manifest("index", "root", b"", is_index=True, children=below)
-    tree = build_tree(root, {each.digest: each for each in (inner, one, two)}, "root")
+    tree = Tree(root, (two, one, inner), "root")
     assert tree.with_ancestors(frozenset({"a"})) == {"a", "one", "inner", "root"}
     assert tree.with_ancestors(frozenset({"two"})) == {"two", "root"}
     assert tree.with_ancestors(frozenset()) == frozenset()
