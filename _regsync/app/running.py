@@ -79,7 +79,7 @@ async def run(
             console.show_outcome,
             report,
             kind,
-            state,
+            state=state,
             recheck=recheck,
             verify=verify,
             lock=lock,

@@ -168,23 +168,6 @@ class Tree(NamedTuple):
         return [*blobs.values()], [child for child in self.children if child.digest in missing]
 
 
-class ArtifactSearch(NamedTuple):
-    """This run's search for the artifacts of one copy. The state keeps one record of it."""
-
-    # The key of that record in the state. Empty if this run records no search.
-    key: bytes = b""
-    # The record of the last search by an earlier run.
-    last_check: ArtifactCheck = NO_CHECK
-    # A bit for each tag with artifacts that the source's listing shows
-    # (`Referrers.listed_tag_bits`).
-    listed_tag_bits: int = 0
-    # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
-    listing_hash: bytes = bytes(8)
-
-
-NO_SEARCH = ArtifactSearch()
-
-
 @dataclass(eq=False)
 class ImageCopy:
     """The copy of one image and its artifacts to one target, and the counts for the report."""
@@ -212,7 +195,10 @@ class ImageCopy:
     # Whether this run has put the image.
     is_copied: bool = False
 
-    artifact_search: ArtifactSearch = NO_SEARCH
+    # The key of the record in the state of the search for its artifacts; empty if this run records
+    # none. And the record: that of an earlier run, until this run has searched.
+    check_key: bytes = b""
+    check: ArtifactCheck = NO_CHECK
     # The artifacts to be listed at a target without the referrers API, by the subject's digest.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 
@@ -231,6 +217,12 @@ class ImageCopy:
     artifacts_stripped: int = 0
     # The lines about artifacts in the output of a dry run.
     planned: list[str] = field(default_factory=list)
+
+    def check_after(self, *, is_complete: bool) -> ArtifactCheck:
+        """Return what to record of the search. Unless the target has all artifacts, the next run
+        searches for them again.
+        """
+        return self.check if is_complete else NO_CHECK._replace(first=self.check.first)
 
     @property
     def uploaded(self) -> list[Descriptor]:

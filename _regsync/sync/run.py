@@ -25,12 +25,11 @@ from _regsync.errors import Side, SyncError
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
+from _regsync.state import Knowledge, Snapshot, StateFile
 from _regsync.sync.artifacts import Artifact, Referrers, explain_refusal
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import Image, ImageCopy
-from _regsync.sync.looks import check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
@@ -85,8 +84,8 @@ class Run:
         emit: Callable[[Outcome], None],
         report: Report,
         kind: Literal["sync", "copy", "plan"] = "sync",
-        state: StateFile | None = None,
         *,
+        state: StateFile,
         recheck: bool = False,
         verify: bool = False,
         lock: Lock | None = None,
@@ -117,7 +116,7 @@ class Run:
         # Compiles each pattern of `immutable_tags` once.
         self._compiled_glob = cache(compile_glob)
 
-        self._state = state or StateFile(config.cache_dir, self._log)
+        self._state = state
         self._state.load(may_write=not is_dry_run)
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
 
@@ -496,10 +495,8 @@ class Run:
         artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
         if artifact_images:
             # If this run is killed before the artifacts are copied, the next run must search again.
-            # So the check is recorded as not complete, and without what the source lists.
-            search = copy.artifact_search
-            check = NO_CHECK._replace(first=search.last_check.first)
-            self._knowledge.record_artifact_check(search.key, check)
+            check = copy.check_after(is_complete=False)
+            self._knowledge.record_artifact_check(copy.check_key, check)
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
@@ -516,32 +513,27 @@ class Run:
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Return an Image for each artifact that the target lacks.
 
-        All artifacts are counted in `copy`, as unfinished, skipped or failed. If an artifact could
-        not be looked up at the target, its error is set in `copy`.
+        All artifacts are counted in `copy`, as unfinished or skipped. If one could not be looked up
+        at the target, its error is set in `copy`, and all have failed.
 
         Each artifact follows its subject in `artifacts`. A missing artifact of a missing artifact
         is not returned, but added to the dependents of its subject, so that it is put after its
         subject (I2).
         """
-        missing_images = list[Image]()
-        # By digest of a manifest, the missing artifact that the manifest belongs to.
-        image_of_digest = dict[str, Image]()
-        # The digests of the artifacts that could not be looked up at the target, and those below.
-        failed_digests = set[str]()
+        # None if no look-up was made, because the target is known to have the artifact.
+        tags = [each.lookup.tag_at(copy.target) if each.lookup else None for each in artifacts]
+        errors = [tag.error for tag in tags if tag is not None and tag.error is not None]
+        if errors:
+            copy.error = errors[0]
+            copy.artifacts = {artifact.reference: "failed" for artifact in artifacts}
+            return []
 
-        for artifact in artifacts:
+        missing_images = list[Image]()
+        # The missing artifacts, by the digests that may be the subjects of later ones.
+        image_of_digest = dict[str, Image]()
+        for artifact, tag in zip(artifacts, tags, strict=True):
             if artifact.entry is not None:
                 copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
-
-            # None if no look-up was made, because the target is known to have the artifact.
-            tag = artifact.lookup.tag_at(copy.target) if artifact.lookup is not None else None
-            error = tag.error if tag is not None else None
-            if error is not None or artifact.subject in failed_digests:
-                copy.error = copy.error or error
-                copy.artifacts[artifact.reference] = "failed"
-                failed_digests.update((artifact.digest, *artifact.subjects))  # theirs fail too
-                continue
-
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
             if image is None:
                 copy.artifacts[artifact.reference] = "skipped"
@@ -553,9 +545,7 @@ class Run:
                 image_of_digest[artifact.subject].dependents.append(image)
             else:
                 missing_images.append(image)
-            # The subject of a later artifact may be this artifact, or a child of it.
-            children = (child.digest for child in image.tree.children)
-            for digest in (image.tree.source_digest, *children):
+            for digest in artifact.subjects:
                 image_of_digest.setdefault(digest, image)
         return missing_images
 
@@ -590,12 +580,10 @@ class Run:
 
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
-        search = copy.artifact_search
-        # After a failure the record says that artifacts are missing, which the last record, or the
-        # lack of one, may say already.
-        is_worth_recording = copy.error is None or search.last_check.is_complete
-        if search.key and is_worth_recording:
-            self._knowledge.record_artifact_check(search.key, check_after(copy))
+        is_complete = copy.error is None
+        if is_complete or copy.check.is_complete:  # else the record says so, or that there was none
+            check = copy.check_after(is_complete=is_complete)
+            self._knowledge.record_artifact_check(copy.check_key, check)
         outcome = copy.outcome(
             started=copy.began - self._run_began,
             duration=anyio.current_time() - copy.began,
