@@ -29,7 +29,6 @@ from contextlib import (
 )
 from functools import cache, partial
 from io import FileIO
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -55,9 +54,6 @@ from _regsync.registry.runs import Transport
 from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult
 from _regsync.text import reason_of
-
-if TYPE_CHECKING:
-    import tempfile
 
 # Bytes that are read from a source at once, and that are sent at once. The latter are fewer, because
 # a request whose first piece is at hand is repeated if a reused connection turns out to be dead.
@@ -382,12 +378,11 @@ class Staging:
 
     def __init__(self, directory: str | None, limit: int | None) -> None:
         self._directory = directory
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._memory = _Shelf(_MEMORY)
         self._disk = _Shelf(math.inf if limit is None else limit)
         self._promised = 0  # bytes of the files that are being written
         self._locks = defaultdict[str, anyio.Lock](anyio.Lock)
-        self._remove()  # what a killed run has left
+        self.clear()  # what a killed run has left
 
     @asynccontextmanager
     async def holding(
@@ -460,8 +455,7 @@ class Staging:
         if self._directory is None:
             import tempfile
 
-            self._temporary = tempfile.TemporaryDirectory(prefix="regsync-")
-            self._directory = self._temporary.name
+            self._directory = tempfile.mkdtemp(prefix="regsync-")
         algorithm, encoded = split_digest(blob.digest)
         folder = os.path.join(self._directory, algorithm)
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -469,13 +463,8 @@ class Staging:
             raise OSError(errno.ELOOP, "a link stands where a directory should be")
         return os.path.join(folder, encoded)
 
-    def close(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
-        else:
-            self._remove()
-
-    def _remove(self) -> None:
+    def clear(self) -> None:
+        """Remove all files."""
         if self._directory is not None and os.path.isdir(self._directory):
             import shutil
 

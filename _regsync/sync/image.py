@@ -121,15 +121,6 @@ class Tree(NamedTuple):
             for manifest in self.manifests
         )
 
-    def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
-        """Return the digests `lost`, and the digests of all manifests that name them at any depth."""
-        digests = set(lost)
-        # The order counts: a lost child must be found before the indexes that name it.
-        for manifest in (*self.children, self.root):
-            if any(descriptor.digest in digests for descriptor in manifest.dependencies):
-                digests.add(manifest.digest)
-        return frozenset(digests)
-
     def missing_at(
         self, is_committed: Callable[[str], bool]
     ) -> tuple[list[Descriptor], list[Manifest]]:

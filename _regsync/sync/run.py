@@ -253,7 +253,7 @@ class Run:
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
-        self._staging.close()
+        self._staging.clear()
         for layout in self._discovery.layouts.values():
             layout.close()
         self._discovery.save_logins()
@@ -537,7 +537,6 @@ class Run:
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
             if image is None:
                 copy.artifacts[artifact.reference] = "skipped"
-                self.scheduler.record_artifact(copy.target, artifact.reference)
                 continue
 
             copy.unfinished_images += 1

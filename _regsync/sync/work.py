@@ -203,7 +203,7 @@ class Scheduler:
         self.is_draining = False
 
         self._manifests_by_blob = Counter[str]()
-        # By target and reference, the artifacts that the targets hold.
+        # By target and reference, the artifacts that this run has put.
         self._artifacts_at_target = set[tuple[RepositoryKey, str]]()
         self.images_known = 0
         self.images_done = 0
@@ -249,9 +249,6 @@ class Scheduler:
             self._manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_host_shared and not manifest.is_trimmed:
                 self._commit(image.source.store_key, manifest)
-
-    def record_artifact(self, target: Repository, reference: str) -> None:
-        self._artifacts_at_target.add((target.key, reference))
 
     def _commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         blobs = [blob.digest for blob in manifest.blobs]
@@ -526,10 +523,7 @@ class Scheduler:
             if not is_checked:
                 # The state may be wrong, or a probing POST was answered wrongly.
                 is_checked = True
-                absent = await self._find_absent_parts(job)
-                if absent:
-                    for digest in image.tree.with_ancestors(absent):
-                        self._known.forget(job.where, digest)
+                if await self._forget_absent_parts(job):
                     image.restarts += 1
                     return False
             pause = next(pauses, None)
@@ -559,23 +553,32 @@ class Scheduler:
             await job.image.target.put_child(child)
         self._record_put(job, child)
 
-    async def _find_absent_parts(self, job: Job) -> frozenset[str]:
+    async def _forget_absent_parts(self, job: Job) -> bool:
         """Ask the target for the parts of an image that no answer of this run has shown there, or
-        for all of them if there are none."""
-        tree, target = job.image.tree, job.image.target
+        for all of them if there are none. If one is absent, it is forgotten with all manifests of
+        the image, so that these are put again.
+        """
+        tree, target, known = job.image.tree, job.image.target, self._known
         blobs = tree.blobs
         children = (child.digest for each in tree.manifests for child in each.children)
         parts = [*blobs, *dict.fromkeys(children)]
-        doubtful = [part for part in parts if not self._known.is_confirmed(job.where, part)]
 
         async def is_there(digest: str) -> bool:
-            if digest in blobs:
-                return await target.has_blob(blobs[digest], with_retries=True)
-            return await target.head_manifest(digest) is not None
+            if digest not in blobs:
+                return await target.head_manifest(digest) is not None
+            is_there = await target.has_blob(blobs[digest], with_retries=True)
+            if is_there:
+                known.confirm_blob(job.where, digest)
+            return is_there
 
-        asked = doubtful or parts
+        asked = [part for part in parts if not known.is_confirmed(job.where, part)] or parts
         answers = await gather(partial(is_there, digest) for digest in asked)
-        return frozenset(digest for digest, there in zip(asked, answers, strict=True) if not there)
+        absent = [digest for digest, there in zip(asked, answers, strict=True) if not there]
+        for manifest in tree.manifests if absent else ():
+            known.forget(job.where, manifest.digest)
+        for digest in absent:
+            known.forget(job.where, digest)
+        return bool(absent)
 
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Return whether a tag that may not be overwritten names the image already.
@@ -594,7 +597,7 @@ class Scheduler:
         if not image.artifact:
             image.copy.immutable_digest = digest
         elif is_same:
-            self.record_artifact(image.target, image.reference)
+            self._artifacts_at_target.add((image.target.key, image.reference))
         return is_same
 
     def _start_again(self, image: Image) -> None:
@@ -614,10 +617,10 @@ class Scheduler:
     # The end of an image.
 
     def _finish_copied(self, image: Image) -> None:
-        is_first = (image.target.key, image.reference) not in self._artifacts_at_target
-        image.copy.record_success(image, is_copied=is_first)
+        name = (image.target.key, image.reference)
+        image.copy.record_success(image, is_copied=name not in self._artifacts_at_target)
         if image.artifact:
-            self.record_artifact(image.target, image.reference)
+            self._artifacts_at_target.add(name)
         self.end_if_complete(image.copy)
 
     def _finish_failed(self, image: Image) -> None:
@@ -639,7 +642,7 @@ class Scheduler:
                 there = [
                     each
                     for each in entries
-                    if (copy.target.key, each.digest) in self._artifacts_at_target
+                    if copy.artifacts.get(each.digest) in ("synced", "skipped")
                 ]
                 if there:
                     await self._lists.ensure_listed(copy.source, copy.target, subject, there)
