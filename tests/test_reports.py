@@ -47,8 +47,8 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source, tar
     assert "source_digest" not in index
     for image in ran.images:
         assert sum(image["artifacts"].values()) == 0
-        assert 0 <= image["started_s"] <= image["started_s"] + image["duration_s"]
-        assert image["started_s"] + image["duration_s"] <= ran.report["duration_s"] + 0.01
+        assert image["duration_s"] >= 0
+        assert image["duration_s"] <= ran.report["duration_s"] + 0.01
 
 
 def test_bytes_that_need_not_be_sent_count_once_for_each_target_repository(source, target):
@@ -117,7 +117,6 @@ def image(number: int = 0, **fields: Any) -> dict[str, Any]:
         "reason": None,
         "error": None,
         "bytes": 1000,
-        "started_s": float(number),
         "duration_s": 1.5,
         "blobs": {"transferred": 3, "mounted": 2, "skipped": 1},
         "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},

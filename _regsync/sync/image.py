@@ -216,11 +216,6 @@ class ImageCopy:
         return self.check if is_complete else NO_CHECK._replace(first=self.check.first)
 
     @property
-    def uploaded(self) -> list[Descriptor]:
-        """The blobs that were sent."""
-        return [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
-
-    @property
     def has_put_artifacts(self) -> bool:
         return "synced" in self.artifacts.values()
 
@@ -249,16 +244,11 @@ class ImageCopy:
             self.error = self.error or image.error
             self.artifacts.update((each.reference, "failed") for each in failed if each.artifact)
 
-    def outcome(
-        self, *, started: float = 0.0, duration: float, is_dry_run: bool = False
-    ) -> Outcome:
-        """Return the entry for the report.
-
-        The copy began `started` seconds after the run, and took `duration` seconds.
-        """
+    def outcome(self, duration: float, *, is_dry_run: bool) -> Outcome:
+        """Return the entry for the report. The copy took `duration` seconds."""
         status, reason = self._status(is_dry_run=is_dry_run)
         digest_at_target = self.immutable_digest or self.digest
-        uploaded = self.uploaded
+        uploaded = [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
         results = Counter(result for _, result in self.blobs)
         artifacts = Counter(self.artifacts.values())
         return Outcome(
@@ -270,7 +260,6 @@ class ImageCopy:
             reason=reason,
             error=self.error,
             bytes=sum(blob.size for blob in uploaded),
-            started=started,
             duration=duration,
             transferred=tuple(blob.digest for blob in uploaded),
             mounted=results[BlobResult.MOUNTED],

@@ -31,7 +31,6 @@ class Outcome(NamedTuple):
     until: int | None = None  # when `min_age` no longer holds it, in seconds since 1970
     error: RegsyncError | None = None
     bytes: int = 0  # sent to the target for the image and its artifacts
-    started: float = 0.0  # when the copy began, in seconds since the run's start
     duration: float = 0.0  # seconds
     transferred: tuple[str, ...] = ()  # the digests of the blobs that were uploaded
     mounted: int = 0  # how many blobs were mounted
@@ -78,7 +77,6 @@ class Outcome(NamedTuple):
             **({"until": time_text(self.until)} if self.until is not None else {}),
             "error": error_json(self.error),
             "bytes": self.bytes,
-            "started_s": round(self.started, 3),
             "duration_s": round(self.duration, 3),
             "blobs": {
                 "transferred": len(self.transferred),

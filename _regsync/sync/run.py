@@ -164,8 +164,6 @@ class Run:
         # By index, the mappings whose tags have not been selected yet.
         self._unlisted = dict[int, MappingRule]()
         self._selected = list[_Selected]()
-        # When the run began, on the clock of the event loop.
-        self._run_began = 0.0
         self._lookup_tasks: anyio.abc.TaskGroup
         # The copies into layouts that a power cut can still lose. They are reported when it cannot.
         self._unsaved_copies = list[ImageCopy]()
@@ -204,7 +202,6 @@ class Run:
 
         The report is complete afterwards.
         """
-        self._run_began = anyio.current_time()
         for registry in self._config.registries_in_use:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
@@ -583,12 +580,8 @@ class Run:
         if is_complete or copy.check.is_complete:  # else the record says so, or that there was none
             check = copy.check_after(is_complete=is_complete)
             self._knowledge.record_artifact_check(copy.check_key, check)
-        outcome = copy.outcome(
-            started=copy.began - self._run_began,
-            duration=anyio.current_time() - copy.began,
-            is_dry_run=self._report.is_dry_run,
-        )
-        self._report_outcome(outcome)
+        duration = anyio.current_time() - copy.began
+        self._report_outcome(copy.outcome(duration, is_dry_run=self._report.is_dry_run))
 
     def _report_failure(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that was not selected as failed at each of its targets.
@@ -606,7 +599,6 @@ class Run:
         """Report how a tag ended at targets to which nothing is copied. `fields` are those of Outcome
         that are the same at them; `began` is on the clock of the event loop.
         """
-        fields["started"] = began - self._run_began
         fields["duration"] = anyio.current_time() - began
         for source, target in self._names(_Selected(wanted, tags)):
             self._report_outcome(Outcome(source, target, **fields))

@@ -63,7 +63,7 @@ def filled() -> Report:
     made = report("skipped", "skipped", SOURCE)
     made.interrupted = False
     first = outcome("synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500)
-    made.outcomes.append(first._replace(started=0.5, duration=1.23456))
+    made.outcomes.append(first._replace(duration=1.23456))
     made.outcomes.append(outcome("synced", transferred=("b",), mounted=1, bytes=500))
     made.outcomes.append(outcome("failed", AUTH, transferred=("c",), bytes=50))
     return made
@@ -127,7 +127,6 @@ def test_the_json_report_has_the_published_shape():
         "reason": None,
         "error": None,
         "bytes": 1500,
-        "started_s": 0.5,
         "duration_s": 1.235,
         "blobs": {"transferred": 2, "mounted": 3, "skipped": 1},
         "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},
