@@ -662,10 +662,8 @@ class Referrers:
         if the source lacks the referrers API, or if the run never lists tags and `is_image` says
         that the subject is the image itself.
         """
-        cosign_tags = _cosign_tags(subject)
-        listed_tags = await self.lists.list_tags(source)
-        if listed_tags is not None:
-            return [tag for tag in cosign_tags if tag in listed_tags]
+        if await self.lists.list_tags(source) is not None:
+            return self.listed_cosign_tags(source, subject)
         # A source with the referrers API may also have cosign tags. Asking for them would cost
         # three requests a subject, so only runs that list the source's tags find them.
         if self.lists.has_api(source) and not (self._never_lists_tags and is_image):
@@ -675,6 +673,7 @@ class Referrers:
             request = self._discovery.resolve_digest(source, tag, by_head=True)
             return await unless_absent(request) is not None
 
+        cosign_tags = _cosign_tags(subject)
         answers = await gather(partial(is_there, tag) for tag in cosign_tags)
         return [tag for tag, there in zip(cosign_tags, answers, strict=True) if there]
 

@@ -494,8 +494,9 @@ class Discovery:
         """
         if is_digest(reference):
             return reference
-        if source.known_tags is not None and reference in source.known_tags:
-            return source.known_tags[reference]
+        listed_digest = (self.known_listing(source) or {}).get(reference)
+        if listed_digest is not None:
+            return listed_digest
 
         async def ask() -> str:
             if not by_head:
@@ -509,10 +510,7 @@ class Discovery:
             return digest
 
         key = (source.host, source.api_name, reference)
-        if key not in self._digest_requests:
-            listed_digest = (self.known_listing(source) or {}).get(reference)
-            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
-        return await self._digest_requests[key].get(ask)
+        return await self._digest_requests.setdefault(key, Once()).get(ask)
 
     async def find_digest(
         self, where: Repository, reference: str, *, is_final: bool = False
@@ -562,7 +560,7 @@ class Discovery:
         elif tag.was_copied:
             # The state may be wrong about everything in this repository.
             known.record_contradiction(where)
-        elif is_digest(reference) and known.is_manifest_believed(where, reference):
+        elif is_digest(reference):
             known.forget(where, reference)
 
     async def _find_at_target(self, target: Repository, reference: str) -> str | None:
@@ -580,12 +578,9 @@ class Discovery:
         is_tag = not is_digest(reference)
         if is_tag and target.key in self._listings:  # a listing was made or is under way
             listing = await self.list_target_tags(target)
-            if listing is not None and reference not in listing:
-                return None
             # The listings of some registries contain digests (docs/design.md section 6, rule 5).
-            listed_digest = listing[reference] if listing is not None else None
-            if listed_digest is not None:
-                return listed_digest
+            if listing is not None and (reference not in listing or listing[reference]):
+                return listing.get(reference)
 
         try:
             digest = await self.find_digest(target, reference, is_final=True)

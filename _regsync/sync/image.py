@@ -300,8 +300,6 @@ class Image:
     # The description of the artifact in the output of a dry run. Empty if this is not an artifact.
     artifact: str = ""
 
-    # The number of the candidate in the election; -1 before the election.
-    number: int = -1
     # How many times the image has started again after a refusal (I5, "Healing").
     restarts: int = 0
     # Whether the target's tag is immutable and names another image, which is not a failure at ECR.

@@ -62,8 +62,8 @@ class Pending:
 
     def __init__(self) -> None:
         self.artifacts = deque[Image]()
-        self._images = dict[int, Image]()
-        self._blobs = dict[int, list[HostBlob]]()
+        # By the number of an image: it, and its blobs.
+        self._images = dict[int, tuple[Image, list[HostBlob]]]()
         self._wanted_by = dict[HostBlob, list[int]]()
         # Gains, negative, and the numbers of images. A gain may be outdated, but is never too low:
         # only a new image raises the gains of others.
@@ -78,19 +78,18 @@ class Pending:
         return len(self._images) >= _MAX_PENDING or self._bytes > _MAX_PENDING_BYTES
 
     def add(self, image: Image, blobs: Iterable[HostBlob]) -> None:
-        if image.number < 0:
-            image.number = next(self._numbers)
-        self._images[image.number] = image
+        number = next(self._numbers)
+        own_blobs = list(blobs)
+        self._images[number] = (image, own_blobs)
         self._bytes += image.tree.size
-        self._blobs[image.number] = list(blobs)
-        gainers = {image.number}
-        for blob in self._blobs[image.number]:
+        gainers = {number}
+        for blob in own_blobs:
             rivals = self._wanted_by.setdefault(blob, [])
-            rivals.append(image.number)
+            rivals.append(number)
             if len(rivals) == 2:
                 gainers.add(rivals[0])
-        for number in gainers:
-            heapq.heappush(self._heap, (-self._gain_of(number), number))
+        for each in gainers:
+            heapq.heappush(self._heap, (-self._gain_of(each), each))
 
     def take(self) -> Image:
         if self.artifacts:
@@ -102,14 +101,15 @@ class Pending:
                 if gain_now == -gain:
                     break
                 heapq.heappush(self._heap, (-gain_now, number))
-        for blob in self._blobs.pop(number):
+        image, blobs = self._images.pop(number)
+        for blob in blobs:
             self._wanted_by.pop(blob, None)  # it gains nobody any more
-        image = self._images.pop(number)
         self._bytes -= image.tree.size
         return image
 
     def _gain_of(self, number: int) -> int:
-        return sum(len(self._wanted_by.get(blob, ())) > 1 for blob in self._blobs[number])
+        _, blobs = self._images[number]
+        return sum(len(self._wanted_by.get(blob, ())) > 1 for blob in blobs)
 
 
 class Slots:
@@ -222,8 +222,7 @@ class Scheduler:
     def add_image(self, image: Image) -> None:
         """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
-        if image.number < 0:  # else it starts again, and is counted
-            self._count_blobs(image)
+        self._count_blobs(image)
         sizes = {digest: blob.size for digest, blob in image.tree.blobs.items()}
         uncovered = [digest for digest in sizes if not self._is_covered(host, digest)]
         self.pending.add(image, [(host, digest) for digest in uncovered])
