@@ -390,9 +390,18 @@ class Discovery:
         # An image that is held back needs no manifest in this run.
         may_be_held = counts_age and mapping.min_age > 0
         by_head = may_be_held or self._should_head_first(mapping, tags)
-        image = await self._resolve_at_both_ends(
-            mapping, reference, tags, known_to_lack, by_head=by_head
-        )
+        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
+            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
+        ]
+        asks += [
+            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
+        ]
+        image, *_ = await gather(asks)  # both ends at the same time
+        assert image is not None
+        for tag in tags:
+            manifest = self.cached_manifest(source, tag.digest or "")
+            if manifest is not None:
+                self._learn_manifest(tag.target, manifest)
 
         lacking = tuple(tag for tag in tags if tag.needs_copy(image))
         held_until = None
@@ -416,36 +425,6 @@ class Discovery:
             held_tags=lacking,
             held_until=held_until,
         )
-
-    async def _resolve_at_both_ends(
-        self,
-        mapping: MappingRule,
-        reference: str,
-        tags: Sequence[TargetTag],
-        known_to_lack: Collection[Repository],
-        *,
-        by_head: bool,
-    ) -> SourceImage:
-        """Resolve a reference at its source and, at the same time, each tag at its target.
-
-        The results of the targets are in the tags afterwards. A target of `known_to_lack` is not
-        asked, because it lacks its tag. If the source fails, raises SyncError after the targets
-        have answered.
-        """
-        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
-            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
-        ]
-        asks += [
-            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
-        ]
-        image, *_ = await gather(asks)
-        assert image is not None
-        source = self.source_of(mapping)
-        for tag in tags:
-            manifest = self.cached_manifest(source, tag.digest or "")
-            if manifest is not None:
-                self._learn_manifest(tag.target, manifest)
-        return image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.

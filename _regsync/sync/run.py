@@ -73,7 +73,7 @@ class Run:
 
         _list_mappings   select the tags of mappings
         _look_up         resolve a tag at its source and its targets
-        _start_copies    hand the image to the scheduler for the targets that lack it
+        _start_copy      hand the image to the scheduler for a target that lacks it
         _end_copy        report the outcome after the scheduler has copied the image
     """
 
@@ -324,22 +324,17 @@ class Run:
         If the source cannot be listed, returns no tags and reports one failed image for each
         target.
         """
-        source = self._discovery.source_of(mapping)
+        names = str(self._discovery.source_of(mapping)), mapping.target_repository
         try:
             selection = await self._discovery.select_tags(mapping)
         except SyncError as error:
-            self._report.selections[mapping.index] = MappingSelection(
-                str(source), mapping.target_repository, error=error
-            )
+            self._report.selections[mapping.index] = MappingSelection(*names, error=error)
             self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
         reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
-            str(source),
-            mapping.target_repository,
-            selected=len(selection.kept),
-            dropped=dict(sorted(reasons.items())),
+            *names, selected=len(selection.kept), dropped=dict(sorted(reasons.items()))
         )
         return selection.kept
 
@@ -389,7 +384,7 @@ class Run:
         wanted, tags = selected
         mapping = wanted.mapping
         skipped = [tag for tag in tags if self._is_skipped_unasked(wanted, tag)]
-        self._report_tags(wanted, skipped, began, status="skipped", reason="immutable_tag")
+        self._report_tags(wanted, skipped, status="skipped", reason="immutable_tag")
         tags = [tag for tag in tags if tag not in skipped]
         if not tags:
             return
@@ -398,14 +393,13 @@ class Run:
                 mapping, wanted.tag, tags, counts_age=self._config.has_ages
             )
         except SyncError as error:
-            self._report_tags(wanted, tags, began, status="failed", error=error)
+            self._report_tags(wanted, tags, status="failed", error=error)
             return
 
         for tag in lookup.held_tags:
             self._report_tags(
                 wanted,
                 [tag],
-                began,
                 status="skipped",
                 reason="min_age",
                 until=lookup.held_until,
@@ -415,7 +409,9 @@ class Run:
         if lookup.targets:
             copies = _copies_of(mapping, lookup, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
-            self._start_copies(lookup, copies, artifacts)
+            for copy, tag in zip(copies, lookup.targets, strict=True):
+                self._start_copy(copy, lookup, tag, artifacts)
+            self.scheduler.advance()
 
     def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
         """Report whether a tag matches `immutable_tags`."""
@@ -470,20 +466,11 @@ class Run:
             return []
         return artifacts
 
-    def _start_copies(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: Sequence[Artifact]
-    ) -> None:
-        """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
-        for copy, tag in zip(copies, lookup.targets, strict=True):
-            self._start_copy(copy, lookup, tag, artifacts)
-        self.scheduler.advance()
-
     def _start_copy(
         self, copy: ImageCopy, lookup: TagLookup, tag: TargetTag, artifacts: Sequence[Artifact]
     ) -> None:
-        """Hand an image and its artifacts to the scheduler, for one target.
-
-        The caller calls `Scheduler.advance` after the last target.
+        """Hand an image and its artifacts to the scheduler, for one target that lacks them. The
+        caller calls `Scheduler.advance` after the last one.
         """
         if copy.already_at_target:
             snapshot = Snapshot(copy.source_digest, copy.digest)
@@ -591,15 +578,12 @@ class Run:
         for each in self._filter_by_retry([wanted]):
             _, tags = self._new_selected(each)
             self.scheduler.images_known += len(tags)
-            self._report_tags(each, tags, anyio.current_time(), status="failed", error=error)
+            self._report_tags(each, tags, status="failed", error=error)
 
-    def _report_tags(
-        self, wanted: WantedTag, tags: list[TargetTag], began: float, **fields: Any
-    ) -> None:
+    def _report_tags(self, wanted: WantedTag, tags: list[TargetTag], **fields: Any) -> None:
         """Report how a tag ended at targets to which nothing is copied. `fields` are those of Outcome
-        that are the same at them; `began` is on the clock of the event loop.
+        that are the same at them.
         """
-        fields["duration"] = anyio.current_time() - began
         for source, target in self._names(_Selected(wanted, tags)):
             self._report_outcome(Outcome(source, target, **fields))
 
