@@ -409,11 +409,14 @@ class Referrers:
         return sum(1 << number for number, tag in enumerate(tags) if tag in listed_tags)
 
     def _choose_depth(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], checks: Sequence[ArtifactCheck]
+        self,
+        lookup: TagLookup,
+        copies: Sequence[ImageCopy],
+        records: Sequence[tuple[bytes, ArtifactCheck]],
     ) -> SearchDepth:
         """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
-        `checks` are the records of the last searches for the copies. Returns DEEP with --recheck,
+        `records` are those of the last searches for the copies. Returns DEEP with --recheck,
         or if a target lacks the image. Otherwise the depth follows from the records
         (`decide_depth`), or without state from the time of day. If another client has copied the
         image, the depth is at most TOP.
@@ -426,15 +429,12 @@ class Referrers:
         if locked is not None:
             # The artifacts change only if the lock does, and cost no request to the source.
             if self._has_state:
-                is_due = not all(_had_all(check, locked.artifacts) for check in checks)
+                is_due = not all(_had_all(check, locked.artifacts) for _, check in records)
             else:
                 is_due = is_due_without_state(lookup.source_digest, now)
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
-        # The state keeps nothing about image layouts.
-        kept = [
-            check for check, copy in zip(checks, copies, strict=True) if not copy.target.is_local
-        ]
+        kept = [check for key, check in records if key]  # nothing about image layouts
         if self._has_state and kept:
             listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
             depth = decide_depth(kept, listed_tag_bits, now)
@@ -443,7 +443,7 @@ class Referrers:
             depth = SearchDepth.DEEP if is_due else SearchDepth.NONE
 
         is_known_to_state = any(tag.was_copied for tag in lookup.targets) or any(
-            check.last for check in checks
+            check.last for check in kept
         )
         top = self._discovery.cached_manifest(lookup.source, lookup.source_digest)
         if top is None and not is_known_to_state:
@@ -481,7 +481,7 @@ class Referrers:
         """
         source, digest = lookup.source, lookup.source_digest
         records = [self._last_record(mapping, copy) for copy in copies]
-        depth = self._choose_depth(lookup, copies, [check for _, check in records])
+        depth = self._choose_depth(lookup, copies, records)
         if depth is SearchDepth.NONE:
             return []
         for copy, record in zip(copies, records, strict=True):
@@ -496,10 +496,6 @@ class Referrers:
         if is_deep:
             subjects = await self._copied_subjects(mapping, lookup)
         copied = await self._find_transitively(search, subjects)
-
-        locked = source.locked_parts(lookup.reference)
-        if locked is not None:
-            listing_hash = hash_of_list(locked.artifacts)
 
         listed_tag_bits = self.listed_tag_bits(source, digest)
         for copy in copies:
@@ -523,10 +519,14 @@ class Referrers:
         return key, self._knowledge.artifact_check(key) if is_record_valid else NO_CHECK
 
     async def _references_of(self, lookup: TagLookup) -> list[str]:
-        """Return the artifacts that the source lists for an image itself: digests, cosign tags.
+        """Return the artifacts that the source lists for an image itself: digests, cosign tags. A lock
+        has those of all parts of the image.
 
         There are none for a trimmed index, to which no artifact refers.
         """
+        locked = lookup.source.locked_parts(lookup.reference)
+        if locked is not None:
+            return locked.artifacts
         if lookup.is_trimmed:
             return []
         entries = await self.lists.read(lookup.source, lookup.source_digest)

@@ -180,15 +180,13 @@ class Tries:
         self._retry = Retry(edge.current().chance)
         self._renewed_at = 0  # bytes of the blob
 
-    def record_progress(self, offset: int) -> bool:
-        """Renew the attempts if the blob has come LARGE_BODY further than ever before. Returns
-        whether it has. (A registry that forgets each session is not tried without end.)
+    def record_progress(self, offset: int) -> None:
+        """Renew the attempts if the blob has come LARGE_BODY further than ever before. (A registry
+        that forgets each session is not tried without end.)
         """
-        if offset < self._renewed_at + LARGE_BODY:
-            return False
-        self._renewed_at = offset
-        self._retry = Retry(edge.current().chance)
-        return True
+        if offset >= self._renewed_at + LARGE_BODY:
+            self._renewed_at = offset
+            self._retry = Retry(edge.current().chance)
 
     async def wait(self, error: SyncError) -> None:
         """Wait before the next attempt. Raises `error` if there is none."""
@@ -546,13 +544,12 @@ class BlobCopy:
         body = known_body(blob)
         if body is not None:
             self.stream_from = partial(in_memory, body)
-        self.stack = AsyncExitStack()  # what holds the blob, and the memory of its chunks
-        self.has_chunk_memory = False
+        self.stack = AsyncExitStack()  # what holds the blob
 
         self.is_known_absent = False
         # The body of this attempt that ends the upload. None: none was sent.
         self.last_body: Body | None = None
-        self.resets = 0  # connections that the target broke in a PUT, since there was progress
+        self.resets = 0  # connections that the target broke in a PUT of the whole blob
 
     async def run(self) -> BlobResult:
         """Copy the blob. No more uploads of large blobs are open than there may be."""
@@ -574,8 +571,13 @@ class BlobCopy:
         if not is_first:
             await answered.wait()  # with nothing in hand
         while True:
+            # Decided once an attempt: another blob may teach it while this one waits, and a chunk that
+            # enters its lane while it holds the turn of a whole body waits for itself (I8).
+            limit = self._put_limit()
+            is_buffered = limit > 0 and self.blob.size > SMALL_BLOB
             try:
-                return await self._attempt()
+                async with self._shared.chunk_memory if is_buffered else nullcontext():
+                    return await self._attempt(limit)
             except NoRoom as error:
                 text = f"{error}; each target reads it from the source"
                 self._shared.log_once(error.level, "staging", text)
@@ -592,20 +594,13 @@ class BlobCopy:
                 return BlobResult.UPLOADED
             await self._prepare_next(failure)
 
-    async def _attempt(self) -> BlobResult:
-        """Find the blob at its target, mount it, or send it."""
+    async def _attempt(self, limit: int) -> BlobResult:
+        """Find the blob at its target, mount it, or send it. `limit` is that of one request, or 0."""
         upload = self.upload
         self.last_body = None
-        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
-        # while it holds the turn of a whole body waits for itself (I8).
-        limit = self._put_limit()
-        if limit and self.blob.size > SMALL_BLOB and not self.has_chunk_memory:
-            await self.stack.enter_async_context(self._shared.chunk_memory)
-            self.has_chunk_memory = True
         if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
-        if self.tries.record_progress(upload.offset):
-            self.resets = 0
+        self.tries.record_progress(upload.offset)
         result = await self._find_or_start()
         if result is not None:
             return result

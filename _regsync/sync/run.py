@@ -518,10 +518,12 @@ class Run:
         for artifact, tag in zip(artifacts, tags, strict=True):
             if artifact.entry is not None:
                 copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
-            image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
-            if image is None:
+            lookup = artifact.lookup
+            if not tag or not lookup or not lookup.tree or tag.digest == lookup.digest:
                 copy.artifacts[artifact.reference] = "skipped"
                 continue
+            reference, key = artifact.reference, tag.snapshot_key
+            image = Image(copy, lookup.tree, reference, key, [], str(artifact))
 
             copy.unfinished_images += 1
             if artifact.subject in image_of_digest:
@@ -594,14 +596,6 @@ class Run:
             outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
         self._report.outcomes.append(outcome)
         self._emit(outcome)
-
-
-def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
-    """Return an artifact as an image to copy. Returns None if its target has the artifact."""
-    lookup = artifact.lookup
-    if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
-        return None
-    return Image(copy, lookup.tree, artifact.reference, tag.snapshot_key, [], str(artifact))
 
 
 def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
