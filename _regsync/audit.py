@@ -191,8 +191,8 @@ class Audit:
             return digest, at_source.digest_at_target
 
         # If the index is trimmed, the state may have the digest that a run has put for it.
-        key = self._discovery.snapshot_key(mapping, source, image.target, tag, tag)
-        snapshot = self._knowledge.snapshot(key)
+        (at_target,) = self._discovery.new_target_tags([image.target], mapping, tag, tag)
+        snapshot = at_target.snapshot
         if snapshot is not None and snapshot.source == digest:
             return digest, snapshot.pushed
         lookup = await self._discovery.look_up_at_source(mapping, tag, digest)

@@ -558,7 +558,7 @@ async def test_a_signature_that_another_writer_put_for_good_counts_as_there(worl
     ("times", "status", "text", "last"),
     [
         (4, 400, "TAG_INVALID", [("HEAD", 200), ("GET", 200), ("PUT", 400)]),
-        (5, 409, "keeps replacing", [("GET", 200), ("PUT", 201), ("HEAD", 200)]),
+        (5, 409, "does not show", [("GET", 200), ("PUT", 201), ("HEAD", 200)]),
     ],
 )
 async def test_a_list_that_another_writer_keeps_replacing_is_an_error(

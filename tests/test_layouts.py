@@ -275,7 +275,7 @@ async def test_a_recheck_mends_an_image_of_which_a_disk_has_lost_something(mirro
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone", "linked"])
-async def test_nothing_is_pushed_of_an_image_that_is_not_whole(mirror, damage):
+async def test_no_manifest_is_pushed_of_an_image_that_is_not_whole(mirror, damage):
     good, bad = mirror.seed.image(), mirror.seed.image(sizes=(700, 800))
     make_layout(mirror.disk, {"app:good": good, "app:bad": bad})
     digest = bad.document["layers"][1]["digest"]
@@ -295,9 +295,7 @@ async def test_nothing_is_pushed_of_an_image_that_is_not_whole(mirror, damage):
     error = only([each["error"] for each in ran.images if each["error"]])
     assert digest in error["message"]
     assert error["side"] == "source"
-    if damage != "changed":  # what has the right size is found out when it is read
-        pushed = mirror.target.journal.matching("PUT", "upload", status=201)
-        pushed.exactly(len(good.blobs))
+    mirror.target.journal.matching("PUT", "manifest").exactly(1)
 
 
 async def test_a_run_after_a_lost_rename_writes_the_index_and_asks_for_no_blob(mirror):

@@ -31,7 +31,7 @@ from _regsync.oci import (
 from _regsync.registry.repository import Repository
 from _regsync.state import NO_CHECK, ArtifactCheck, Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
-from _regsync.sync.image import ArtifactSearch, ImageCopy
+from _regsync.sync.image import ImageCopy
 from _regsync.sync.looks import SearchDepth, decide_depth, hash_of_list, is_due_without_state
 from _regsync.sync.once import Once, gather
 
@@ -44,10 +44,6 @@ _MOST_LEVELS = 8
 
 # Artifacts of one image.
 _MOST_ARTIFACTS = 10_000
-
-# Subjects that are searched concurrently. The limit is low because each answer may list 10,000
-# artifacts.
-_MOST_CONCURRENT_SUBJECTS = 32
 
 # Characters of the longest list that is cached. Longer lists are not cached, because each of 20,000
 # images may have one.
@@ -314,11 +310,9 @@ class ReferrerLists:
         Most registries cannot put a tag on condition that no other client has moved it. So each
         attempt reads the list, puts it with the missing entries, and checks that the tag names this
         list (docs/protocol-facts.md section 1.10). Raises RegistryError if the fallback tag is
-        immutable, if other clients have replaced the list after each attempt, or if the registry
-        never shows the list, and ContentError if the tag names something else.
+        immutable, or if it never names the list, and ContentError if it names something else.
         """
         tag = referrers_tag(subject)
-        shown_digest: str | None = None
         for _ in range(_MOST_ATTEMPTS):
             present, missing = await self._read_target_list(target, subject, entries)
             # What refers to something else is left out, although the source lists it.
@@ -335,20 +329,14 @@ class ReferrerLists:
             merged = extend_referrers_list(present, new_entries)
             await target.put_manifest(tag, merged)
             # Another client may have replaced the list since.
-            shown_digest = await target.head_manifest(tag)
-            if shown_digest == merged.digest:
+            if await target.head_manifest(tag) == merged.digest:
                 self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
                 text = f"{len(new_entries)} artifacts are added to the list of referrers"
                 self._discovery.log_once(
                     "info", "referrers_listed", f"{target.name_of(tag)}: {text}"
                 )
                 return
-            if shown_digest == subject:
-                break  # the registry resolves the tag as the digest in its name
-
-        if shown_digest in (None, subject):
-            raise _list_is_not_kept()
-        raise RegistryError("another client keeps replacing this list of referrers", status=409)
+        raise _list_is_not_kept()
 
     async def _read_target_list(
         self, target: Repository, subject: str, entries: Sequence[Descriptor]
@@ -399,8 +387,6 @@ class Referrers:
         self._never_lists_tags = never_lists_tags
         # Reads and writes lists of referrers.
         self.lists = ReferrerLists(discovery, knowledge)
-        # Limits how many subjects are searched concurrently.
-        self._permits = anyio.CapacityLimiter(_MOST_CONCURRENT_SUBJECTS)
 
     # When to search.
 
@@ -423,11 +409,14 @@ class Referrers:
         return sum(1 << number for number, tag in enumerate(tags) if tag in listed_tags)
 
     def _choose_depth(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], checks: Sequence[ArtifactCheck]
+        self,
+        lookup: TagLookup,
+        copies: Sequence[ImageCopy],
+        records: Sequence[tuple[bytes, ArtifactCheck]],
     ) -> SearchDepth:
         """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
-        `checks` are the records of the last searches for the copies. Returns DEEP with --recheck,
+        `records` are those of the last searches for the copies. Returns DEEP with --recheck,
         or if a target lacks the image. Otherwise the depth follows from the records
         (`decide_depth`), or without state from the time of day. If another client has copied the
         image, the depth is at most TOP.
@@ -440,15 +429,12 @@ class Referrers:
         if locked is not None:
             # The artifacts change only if the lock does, and cost no request to the source.
             if self._has_state:
-                is_due = not all(_had_all(check, locked.artifacts) for check in checks)
+                is_due = not all(_had_all(check, locked.artifacts) for _, check in records)
             else:
                 is_due = is_due_without_state(lookup.source_digest, now)
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
-        # The state keeps nothing about image layouts.
-        kept = [
-            check for check, copy in zip(checks, copies, strict=True) if not copy.target.is_local
-        ]
+        kept = [check for key, check in records if key]  # nothing about image layouts
         if self._has_state and kept:
             listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
             depth = decide_depth(kept, listed_tag_bits, now)
@@ -457,7 +443,7 @@ class Referrers:
             depth = SearchDepth.DEEP if is_due else SearchDepth.NONE
 
         is_known_to_state = any(tag.was_copied for tag in lookup.targets) or any(
-            check.last for check in checks
+            check.last for check in kept
         )
         top = self._discovery.cached_manifest(lookup.source, lookup.source_digest)
         if top is None and not is_known_to_state:
@@ -489,17 +475,17 @@ class Referrers:
         """Find the artifacts of an image that are copied, and look up which targets lack them, if that
         is due.
 
-        `copies` are those without an error. Their `artifact_search` is set if a search was made. If
+        `copies` are those without an error. Their `check` is set if a search was made. If
         the mapping requires an artifact and the image has none, also sets the error of each copy
         whose target lacks the image. Raises SyncError if a request fails.
         """
         source, digest = lookup.source, lookup.source_digest
-        searches = [self._last_search(mapping, copy) for copy in copies]
-        depth = self._choose_depth(lookup, copies, [search.last_check for search in searches])
+        records = [self._last_record(mapping, copy) for copy in copies]
+        depth = self._choose_depth(lookup, copies, records)
         if depth is SearchDepth.NONE:
             return []
-        for copy, last_search in zip(copies, searches, strict=True):
-            copy.artifact_search = last_search
+        for copy, record in zip(copies, records, strict=True):
+            copy.check_key, copy.check = record
 
         is_deep = depth is SearchDepth.DEEP
         listing_hash = hash_of_list(await self._references_of(lookup))
@@ -511,36 +497,36 @@ class Referrers:
             subjects = await self._copied_subjects(mapping, lookup)
         copied = await self._find_transitively(search, subjects)
 
-        locked = source.locked_parts(lookup.reference)
-        if locked is not None:
-            listing_hash = hash_of_list(locked.artifacts)
-
         listed_tag_bits = self.listed_tag_bits(source, digest)
         for copy in copies:
-            copy.artifact_search = copy.artifact_search._replace(
-                listed_tag_bits=listed_tag_bits, listing_hash=listing_hash
+            copy.check = copy.check._replace(
+                is_complete=True, listed_tag_bits=listed_tag_bits, listing_hash=listing_hash
             )
             # A target that has the image already keeps it (docs/specification.md section 3).
             if not copy.already_at_target and not copied and mapping.artifacts.require_artifacts:
                 copy.error = _no_artifact_error(lookup)
         return copied
 
-    def _last_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
-        """Return what the state says about the last search for the artifacts of a copy."""
+    def _last_record(self, mapping: MappingRule, copy: ImageCopy) -> tuple[bytes, ArtifactCheck]:
+        """Return what the state says about the last search for the artifacts of a copy, and its key
+        there.
+        """
         snapshot = Snapshot(copy.source_digest, copy.digest)
         key = _search_key(mapping, copy.source, copy.target, snapshot)
         is_in_state = self._knowledge.is_manifest_believed(copy.target.store_key, copy.digest)
         # If the target has lost the image, the record of the last search does not count.
         is_record_valid = copy.already_at_target or is_in_state
-        return ArtifactSearch(
-            key, last_check=self._knowledge.artifact_check(key) if is_record_valid else NO_CHECK
-        )
+        return key, self._knowledge.artifact_check(key) if is_record_valid else NO_CHECK
 
     async def _references_of(self, lookup: TagLookup) -> list[str]:
-        """Return the artifacts that the source lists for an image itself: digests, cosign tags.
+        """Return the artifacts that the source lists for an image itself: digests, cosign tags. A lock
+        has those of all parts of the image.
 
         There are none for a trimmed index, to which no artifact refers.
         """
+        locked = lookup.source.locked_parts(lookup.reference)
+        if locked is not None:
+            return locked.artifacts
         if lookup.is_trimmed:
             return []
         entries = await self.lists.read(lookup.source, lookup.source_digest)
@@ -601,21 +587,21 @@ class Referrers:
         direct = list[Artifact]()
 
         async def collect(subject: str) -> None:
-            async with self._permits:
-                # Above the limit the search fails anyway.
-                if len(found) + len(direct) <= _MOST_ARTIFACTS:
-                    direct.extend(await self._direct_artifacts(search, subject))
+            # Above the limit the search fails anyway.
+            if len(found) + len(direct) <= _MOST_ARTIFACTS:
+                direct.extend(await self._direct_artifacts(search, subject))
 
         # One level more is searched, to find out that the artifacts of the last level have none.
-        for depth in range(_MOST_LEVELS + 1):
+        for _ in range(_MOST_LEVELS + 1):
             seen.update(level)
             direct.clear()
             await gather(partial(collect, subject) for subject in level)
             # Answers arrive in any order, but the result must not depend on it.
             direct.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             new_artifacts = [each for each in direct if each.reference not in found]
-            is_too_deep = depth == _MOST_LEVELS and len(new_artifacts) > 0
-            if is_too_deep or len(found) + len(direct) > _MOST_ARTIFACTS:
+            if not new_artifacts:
+                return list(found.values())
+            if len(found) + len(direct) > _MOST_ARTIFACTS:
                 break
 
             below = list[str]()
@@ -624,15 +610,11 @@ class Referrers:
                 found[artifact.reference] = artifact._replace(subjects=tuple(subjects_in))
                 below += subjects_in
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
-            if not level:
-                return list(found.values())
             if len(level) > _MOST_ARTIFACTS:
                 break
 
-        limits = (
-            f"{_MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {_MOST_LEVELS} deep"
-        )
-        error = ContentError(f"more than {limits}")
+        text = f"artifacts on artifacts more than {_MOST_LEVELS} deep"
+        error = ContentError(f"more than {_MOST_ARTIFACTS} artifacts, or {text}")
         raise error.add_context(source.side, "list referrers in", str(source))
 
     async def _subjects_in(self, search: Search, artifact: Artifact) -> list[str]:
@@ -680,10 +662,8 @@ class Referrers:
         if the source lacks the referrers API, or if the run never lists tags and `is_image` says
         that the subject is the image itself.
         """
-        cosign_tags = _cosign_tags(subject)
-        listed_tags = await self.lists.list_tags(source)
-        if listed_tags is not None:
-            return [tag for tag in cosign_tags if tag in listed_tags]
+        if await self.lists.list_tags(source) is not None:
+            return self.listed_cosign_tags(source, subject)
         # A source with the referrers API may also have cosign tags. Asking for them would cost
         # three requests a subject, so only runs that list the source's tags find them.
         if self.lists.has_api(source) and not (self._never_lists_tags and is_image):
@@ -693,6 +673,7 @@ class Referrers:
             request = self._discovery.resolve_digest(source, tag, by_head=True)
             return await unless_absent(request) is not None
 
+        cosign_tags = _cosign_tags(subject)
         answers = await gather(partial(is_there, tag) for tag in cosign_tags)
         return [tag for tag, there in zip(cosign_tags, answers, strict=True) if there]
 
@@ -774,7 +755,7 @@ class Referrers:
             is_believed = not is_tag and self._knowledge.is_manifest_believed(where, reference)
             # What earlier runs have put or seen counts only if the last search found all artifacts
             # there. With --recheck each target is asked for each artifact.
-            check = copy.artifact_search.last_check
+            check = copy.check
             if self._recheck or not copy.already_at_target or not check.is_complete:
                 check = NO_CHECK
             is_list_unchanged = is_image and check.listing_hash == search.listing_hash
@@ -793,8 +774,6 @@ class Referrers:
             return None
 
         tags = self._discovery.new_target_tags(asked, search.mapping, reference, reference)
-        if is_tag:  # the state keeps snapshots only of tags
-            self._discovery.load_snapshots(tags)
         return await self._discovery.look_up(
             search.mapping, reference, tags, known_to_lack=lacking, expected=entry
         )

@@ -1,4 +1,4 @@
-"""Bring a blob from its source to a repository, and put the manifests of an image.
+"""Bring a blob from its source to a repository.
 
 A blob is an async iterator of pieces, whatever holds its bytes: its source (`Reading.pieces`), memory
 (`in_memory`) or a file (`in_file`). `Body` is what one request sends of it. `BlobCopy.run` tells how a
@@ -6,10 +6,9 @@ blob comes to a repository: an attempt finds it there, mounts it, or opens a ses
 pieces; `Tries` says how long to wait before the next attempt, or that there is none.
 
 May not know: which image is next, or why a blob is wanted.
-Invariants: children before their index, the root last (I2); the last piece of a blob is held back
-until size and digest agree (I3); a body is repeated here and in no
-lower layer (I7); both ends of a stream are admitted in one step, and nobody waits while holding a
-permit (I8). With one target, no byte is written to disk.
+Invariants: the last piece of a blob is held back until size and digest agree (I3); a body is repeated
+here and in no lower layer (I7); both ends of a stream are admitted in one step, and nobody waits while
+holding a permit (I8). With one target, no byte is written to disk.
 Follows: docs/specification.md section 1.1, docs/design.md section 6 (rules 11, 13, 14 and 16).
 """
 
@@ -29,7 +28,6 @@ from contextlib import (
 )
 from functools import cache, partial
 from io import FileIO
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -42,24 +40,19 @@ from _regsync.errors import (
     RegistryError,
     Side,
     SyncError,
-    TimedOut,
     WireError,
     WrongBytes,
 )
 from _regsync.files import is_link_free, open_safely, remove_if_possible, replacing
 from _regsync.net.wire import Pieces
-from _regsync.oci import Descriptor, Manifest, split_digest
+from _regsync.oci import Descriptor, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Retry, Turn, is_outage, turn_of
 from _regsync.registry.repository import BlobBody, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
-from _regsync.sync.image import BlobResult, Image
-from _regsync.sync.once import gather
+from _regsync.sync.image import BlobResult
 from _regsync.text import reason_of
-
-if TYPE_CHECKING:
-    import tempfile
 
 # Bytes that are read from a source at once, and that are sent at once. The latter are fewer, because
 # a request whose first piece is at hand is repeated if a reused connection turns out to be dead.
@@ -186,26 +179,19 @@ class Tries:
         self._retry = Retry(edge.current().chance)
         self._renewed_at = 0  # bytes of the blob
 
-    def record_progress(self, offset: int) -> bool:
-        """Renew the attempts if the blob has come LARGE_BODY further than ever before. Returns
-        whether it has. (A registry that forgets each session is not tried without end.)
+    def record_progress(self, offset: int) -> None:
+        """Renew the attempts if the blob has come LARGE_BODY further than ever before. (A registry
+        that forgets each session is not tried without end.)
         """
-        if offset < self._renewed_at + LARGE_BODY:
-            return False
-        self._renewed_at = offset
-        self._retry = Retry(edge.current().chance)
-        return True
+        if offset >= self._renewed_at + LARGE_BODY:
+            self._renewed_at = offset
+            self._retry = Retry(edge.current().chance)
 
-    async def wait(self, error: SyncError, *, longest: float = math.inf) -> None:
-        """Wait before the next attempt. Raises `error` if there is none, or if the pause would be
-        longer than `longest` seconds.
-        """
-        asked = error.retry_after if isinstance(error, RegistryError) else None
-        if (asked or 0.0) > longest:
-            raise error
+    async def wait(self, error: SyncError) -> None:
+        """Wait before the next attempt. Raises `error` if there is none."""
         self._log("debug", "retry", f"{error}; it goes on")
         error.drop_frames()  # the frames hold buffers of the body
-        await self._retry.pause(error, *self._hosts, longest=longest)
+        await self._retry.pause(error, *self._hosts)
 
 
 class Reading:
@@ -247,14 +233,14 @@ class Reading:
         may be open meanwhile. Raises WrongBytes and the errors of the source.
         """
         size = self.blob.size
+        if start == size:
+            return
         yielded = start  # the next byte to yield
-        until = math.inf  # when a source that has broken is given up
         buffer = memoryview(bytearray(min(_READ_PIECE, size + 1)))
         with self.source.adding_context("fetch blob", self.source.name_of(self.blob.digest)):
+            opened, position = await self._open(start, turn)
             while yielded < size:
                 try:
-                    opened, position = await self._open(yielded, until, turn)
-                    turn = None
                     async with opened as response:
                         while position < size:
                             count = await response.read_into(buffer[: size + 1 - position])
@@ -266,36 +252,41 @@ class Reading:
                             piece = buffer[max(0, yielded - position) : count]
                             position += count
                             if piece:
-                                yielded, until = position, math.inf
+                                yielded = position
                                 yield piece
                 except SyncError as broken:
-                    if yielded == start or not broken.retryable:
+                    if yielded == start:
                         raise  # of what was never read, the whole attempt is repeated
-                    until = min(until, anyio.current_time() + grace)
-                    await self._wait_to_go_on(broken, yielded, until)
+                    opened, position = await self._go_on(broken, yielded, grace)
 
-    async def _wait_to_go_on(self, broken: SyncError, offset: int, until: float) -> None:
-        """Wait before the rest is asked for. Raises `broken` if no attempt or time is left."""
-        self._tries.record_progress(offset)
-        with anyio.CancelScope(deadline=until):
-            await self._tries.wait(broken, longest=until - anyio.current_time())
-            return
+    async def _go_on(
+        self, broken: SyncError, start: int, grace: float
+    ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
+        """Open a blob that has broken at byte `start` again. Raises the last error if no attempt is
+        left, or if it takes more than `grace` seconds.
+        """
+        self._tries.record_progress(start)
+        with anyio.CancelScope(deadline=anyio.current_time() + grace):
+            while True:
+                await self._tries.wait(broken)
+                try:
+                    return await self._open(start)
+                except SyncError as error:
+                    broken = error
         raise broken
 
     async def _open(
-        self, start: int, until: float, turn: Turn | None
+        self, start: int, turn: Turn | None = None
     ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
         """Open the blob at byte `start`, or at its first byte if the source has no ranges."""
         open_blob = partial(self.source.open_blob, self.blob, is_fresh=self.is_fresh)
-        with anyio.CancelScope(deadline=until):
-            try:
-                return await open_blob(start, turn=turn), start
-            except (ProtocolBroken, RegistryError) as error:
-                is_range_refused = isinstance(error, ProtocolBroken) or error.status == 416
-                if not start or not is_range_refused:
-                    raise
-            return await open_blob(0), 0
-        raise TimedOut("the source did not go on in time")
+        try:
+            return await open_blob(start, turn=turn), start
+        except (ProtocolBroken, RegistryError) as error:
+            is_range_refused = isinstance(error, ProtocolBroken) or error.status == 416
+            if not start or not is_range_refused:
+                raise
+        return await open_blob(0), 0
 
     def _verify(self, piece: memoryview, position: int) -> None:
         """Hash a piece that begins at byte `position`. Raises WrongBytes."""
@@ -375,12 +366,11 @@ class Staging:
 
     def __init__(self, directory: str | None, limit: int | None) -> None:
         self._directory = directory
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._memory = _Shelf(_MEMORY)
         self._disk = _Shelf(math.inf if limit is None else limit)
         self._promised = 0  # bytes of the files that are being written
         self._locks = defaultdict[str, anyio.Lock](anyio.Lock)
-        self._remove()  # what a killed run has left
+        self.clear()  # what a killed run has left
 
     @asynccontextmanager
     async def holding(
@@ -453,8 +443,7 @@ class Staging:
         if self._directory is None:
             import tempfile
 
-            self._temporary = tempfile.TemporaryDirectory(prefix="regsync-")
-            self._directory = self._temporary.name
+            self._directory = tempfile.mkdtemp(prefix="regsync-")
         algorithm, encoded = split_digest(blob.digest)
         folder = os.path.join(self._directory, algorithm)
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -462,13 +451,8 @@ class Staging:
             raise OSError(errno.ELOOP, "a link stands where a directory should be")
         return os.path.join(folder, encoded)
 
-    def close(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
-        else:
-            self._remove()
-
-    def _remove(self) -> None:
+    def clear(self) -> None:
+        """Remove all files."""
         if self._directory is not None and os.path.isdir(self._directory):
             import shutil
 
@@ -476,7 +460,7 @@ class Staging:
 
 
 class Blobs:
-    """Copies blobs and puts manifests. It has what copies to one registry share."""
+    """Copies blobs. It has what copies to one registry share."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         self.transport = transport
@@ -512,22 +496,6 @@ class Blobs:
         """
         copy = BlobCopy(self, blob, source, target, mount_from, present, is_shared=is_shared)
         return await copy.run()
-
-    async def put_manifests(
-        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
-    ) -> None:
-        """Put the children in `own_manifests`, each before its index, and then the root (I2)."""
-
-        async def put_child(child: Manifest) -> None:
-            await image.target.put_child(child)
-            on_put(child)
-
-        children = [child for child in image.tree.children if child.digest in own_manifests]
-        await gather(partial(put_child, child) for child in children if not child.is_index)
-        for child in children:  # the indexes among them, each after those that it names
-            if child.is_index:
-                await put_child(child)
-        await image.target.put_manifest(image.reference, image.tree.root)
 
 
 class BlobCopy:
@@ -566,15 +534,12 @@ class BlobCopy:
         body = known_body(blob)
         if body is not None:
             self.stream_from = partial(in_memory, body)
-        self.stack = AsyncExitStack()  # what holds the blob, and the memory of its chunks
-        self.has_chunk_memory = False
+        self.stack = AsyncExitStack()  # what holds the blob
 
-        # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
-        self.may_have_arrived = False
         self.is_known_absent = False
         # The body of this attempt that ends the upload. None: none was sent.
         self.last_body: Body | None = None
-        self.resets = 0  # connections that the target broke in a PUT, since there was progress
+        self.resets = 0  # connections that the target broke in a PUT of the whole blob
 
     async def run(self) -> BlobResult:
         """Copy the blob. No more uploads of large blobs are open than there may be."""
@@ -583,7 +548,6 @@ class BlobCopy:
         sessions = shared.sessions[hosts] if size >= LARGE_BODY else nullcontext()
         try:
             async with sessions, self.stack:
-                await self._take_chunk_memory()
                 return await self._copy()
         finally:
             if upload.session and not upload.is_broken:  # it takes memory at the registry
@@ -597,8 +561,13 @@ class BlobCopy:
         if not is_first:
             await answered.wait()  # with nothing in hand
         while True:
+            # Decided once an attempt: another blob may teach it while this one waits, and a chunk that
+            # enters its lane while it holds the turn of a whole body waits for itself (I8).
+            limit = self._put_limit()
+            is_buffered = limit > 0 and self.blob.size > SMALL_BLOB
             try:
-                return await self._attempt()
+                async with self._shared.chunk_memory if is_buffered else nullcontext():
+                    return await self._attempt(limit)
             except NoRoom as error:
                 text = f"{error}; each target reads it from the source"
                 self._shared.log_once(error.level, "staging", text)
@@ -606,10 +575,7 @@ class BlobCopy:
                 self.stream_from = None
                 # What the source gives now is hashed anew.
                 self.reading.start_again(is_fresh=self.reading.is_fresh)
-                if self.upload.is_broken:  # by a body of that file
-                    self._give_up()
-                elif self.upload.session and self.upload.offset:
-                    await self.upload.cancel_upload()  # its bytes were not hashed by `reading`
+                await self._drop_bytes()
                 continue
             except SyncError as error:
                 failure = error
@@ -620,14 +586,13 @@ class BlobCopy:
                 return BlobResult.UPLOADED
             await self._prepare_next(failure)
 
-    async def _attempt(self) -> BlobResult:
-        """Find the blob at its target, mount it, or send it."""
+    async def _attempt(self, limit: int) -> BlobResult:
+        """Find the blob at its target, mount it, or send it. `limit` is that of one request, or 0."""
         upload = self.upload
         self.last_body = None
         if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
-        if self.tries.record_progress(upload.offset):
-            self.resets = 0
+        self.tries.record_progress(upload.offset)
         result = await self._find_or_start()
         if result is not None:
             return result
@@ -635,9 +600,6 @@ class BlobCopy:
             staging, read = self._shared.staging, self.reading.alone
             holding = staging.holding(self.blob, read, is_shared=self.is_shared)
             self.stream_from = await self.stack.enter_async_context(holding)
-        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
-        # while it holds the turn of a whole body waits for itself (I8).
-        limit = self._put_limit()
         upload.in_chunks = limit > 0 and self.blob.size > self.target.dialect.put_limit
         put = self.target.writing_needs(self.blob.size, in_chunks=upload.in_chunks)
         # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
@@ -646,20 +608,12 @@ class BlobCopy:
         # which the end of the upload would wait.
         is_read = stream_from is None and upload.offset < self.blob.size
         get = reading.source.reading_needs(self.blob.size) if is_read else ()
-        await self._take_chunk_memory()  # it may have been learnt since the blob began
         async with self._transport.gate.admitted(*get, *put) as given:
             if stream_from is not None:
                 stream = stream_from(upload.offset)
             else:
                 stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
             return await self._send(stream, limit, turn_of(given[len(get) :]))
-
-    async def _take_chunk_memory(self) -> None:
-        """Wait until there is memory for chunks, if the blob is sent in chunks."""
-        is_buffered = self.blob.size > SMALL_BLOB and self._put_limit() > 0
-        if is_buffered and not self.has_chunk_memory:
-            await self.stack.enter_async_context(self._shared.chunk_memory)
-            self.has_chunk_memory = True
 
     def _put_limit(self) -> int:
         """Return the most bytes that one request to the target may carry, or 0 for no limit."""
@@ -688,7 +642,7 @@ class BlobCopy:
         if where in self._shared.refusals:
             raise self._shared.refusals[where].copy_without_context()
         holder = self.mount_from or known.mount_source(where, self.blob.digest)
-        if holder and self.may_mount and not self.may_have_arrived:
+        if holder and self.may_mount:
             return await self._mount(holder)
 
         is_asked = not self.is_known_absent and await self._needs_head()
@@ -758,7 +712,7 @@ class BlobCopy:
         """
         where, known = self.where, self._known
         probe_from = self.target.probe_from
-        if self.may_have_arrived or probe_from is None:
+        if probe_from is None:
             return True
         if not known.needs_head(where, self.blob.digest):
             return False
@@ -790,7 +744,11 @@ class BlobCopy:
             try:
                 if upload.in_chunks:
                     async for chunk in chunks:
-                        await self._send_chunk(chunk)
+                        async with aclosing(in_memory(chunk)) as pieces:
+                            body = self._body(pieces, len(chunk))
+                            if not await upload.send(body, is_last=False):
+                                raise WireError("the registry answered before the chunk was sent")
+                        self.tries.record_progress(upload.offset)
                     self.last_body = self._body(stream, 0)
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
@@ -810,29 +768,6 @@ class BlobCopy:
     def _body(self, stream: Stream, length: int) -> Body:
         return Body(stream, length, self._transport.count_sent)
 
-    async def _send_chunk(self, chunk: memoryview) -> None:
-        """Send a chunk by PATCH, and again what has not arrived of it."""
-        upload = self.upload
-        start = upload.offset
-        while True:
-            try:
-                if upload.is_broken:
-                    await upload.resume()
-                if not upload.session:
-                    raise Disconnected("the registry has forgotten the upload")
-                rest = chunk[upload.offset - start :]
-                async with aclosing(in_memory(rest)) as stream:
-                    if rest and not await upload.send(self._body(stream, len(rest)), is_last=False):
-                        raise WireError("the registry answered before the chunk was sent")
-                self.tries.record_progress(upload.offset)
-                return
-            except SyncError as error:
-                if is_session_gone(error):
-                    self._give_up()
-                if not upload.session or error.away is not None:
-                    raise
-                await self.tries.wait(error, longest=_SOURCE_GRACE)
-
     # After a failure.
 
     async def _has_arrived(self, failure: SyncError) -> bool:
@@ -844,33 +779,22 @@ class BlobCopy:
         )
         if not was_sent or is_refused or not is_of_target:
             return False
-        target = self.target
-        self.is_known_absent, self.may_have_arrived = False, True
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
-            try:
-                is_away = target.host.limits.is_away
-                has_arrived = await target.has_blob(self.blob, with_retries=is_away)
-            except SyncError as error:
-                if not error.retryable:
-                    raise
-                continue
-            self.is_known_absent, self.may_have_arrived = not has_arrived, False
-            if has_arrived:
+            if await self.target.has_blob(self.blob, with_retries=True):
                 return True
+        self.is_known_absent = True
         return False
 
     async def _prepare_next(self, error: SyncError) -> None:
         """Wait before the next attempt. Raises `error` if there is none."""
-        upload = self.upload
         error.add_context(Side.TARGET, "push blob", self.target.name_of(self.blob.digest))
         if isinstance(error, WrongBytes) and not self.reading.is_fresh:
             self.reading.start_again()  # a cache may have been wrong
-            if upload.is_broken:
-                self._give_up()
-            elif upload.session and upload.offset:
-                await upload.cancel_upload()  # the session holds some of the wrong bytes
+            await self._drop_bytes()
             return
+        if is_session_gone(error):
+            self._give_up()
         if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
             self.may_mount = is_outage(error) and not self.has_failed
@@ -896,6 +820,13 @@ class BlobCopy:
         if isinstance(error, Disconnected) and error.side is Side.TARGET:
             self.resets += 1
         return self.resets == _MOST_RESETS
+
+    async def _drop_bytes(self) -> None:
+        """Give up a session that holds bytes which are not to be there."""
+        if self.upload.is_broken:
+            self._give_up()
+        elif self.upload.session and self.upload.offset:
+            await self.upload.cancel_upload()
 
     def _give_up(self) -> None:
         """Let the next attempt begin a new session."""

@@ -29,7 +29,7 @@ from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.repository import Host, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, Snapshot, hashed_key
-from _regsync.sync.image import Tree, build_tree
+from _regsync.sync.image import Tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
@@ -70,8 +70,7 @@ class TargetTag:
     target: Repository
     # The tag or digest at the target.
     reference: str
-    # The key of `snapshot` in the state (`Discovery.snapshot_key`). Empty if the state keeps no
-    # snapshot of this tag or digest.
+    # The key of `snapshot` in the state. Empty if the state keeps no snapshot of this tag or digest.
     snapshot_key: bytes
     # The digests at source and target after an earlier run copied the tag. None if unknown.
     snapshot: Snapshot | None = None
@@ -335,29 +334,6 @@ class Discovery:
 
     # Tags.
 
-    def snapshot_key(
-        self,
-        mapping: MappingRule,
-        source: Repository,
-        target: Repository,
-        reference: str,
-        target_reference: str,
-    ) -> bytes:
-        """Return the key of a tag's snapshot in the state, or b"" for a tag in an image layout.
-
-        A snapshot has the digests at source and target after the tag was last copied. The key is a
-        hash of everything that determines the digest at the target: source, target, platforms, and
-        the version of the trimming rule. Layouts have no snapshots.
-        """
-        if target.is_local:
-            return b""
-        platforms = ""
-        if mapping.platforms is not None:
-            platforms = ",".join(sorted(map(str, mapping.platforms)))
-        return hashed_key(
-            *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
-        )
-
     def new_target_tags(
         self,
         targets: Iterable[Repository],
@@ -365,21 +341,22 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> list[TargetTag]:
-        """Create a TargetTag for each target. The caller calls `load_snapshots` with them."""
-        source = self.source_of(mapping)
-        return [
-            TargetTag(
-                target,
-                target_reference,
-                self.snapshot_key(mapping, source, target, reference, target_reference),
-            )
-            for target in targets
-        ]
+        """Create a TargetTag for each target, with what the state says about it.
 
-    def load_snapshots(self, tags: Collection[TargetTag]) -> None:
-        """Set the snapshots of tags from the state."""
-        for tag in tags:
-            tag.snapshot = self._knowledge.snapshot(tag.snapshot_key)
+        A snapshot has the digests at source and target after the tag was last copied. Its key is a
+        hash of everything that determines the digest at the target: source, target, platforms, and
+        the version of the trimming rule. Digests have none, and neither have tags in a layout.
+        """
+        source = self.source_of(mapping)
+        platforms = ",".join(sorted(map(str, mapping.platforms or ())))
+        tags = list[TargetTag]()
+        for target in targets:
+            key = b""
+            if not target.is_local and not is_digest(target_reference):
+                names = (*source.key, reference, *target.key, target_reference)
+                key = hashed_key(*names, platforms, TRIM_RULE)
+            tags.append(TargetTag(target, target_reference, key, self._knowledge.snapshot(key)))
+        return tags
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
         """Report whether a target probably lacks a tag, because no earlier run copied the tag.
@@ -413,9 +390,18 @@ class Discovery:
         # An image that is held back needs no manifest in this run.
         may_be_held = counts_age and mapping.min_age > 0
         by_head = may_be_held or self._should_head_first(mapping, tags)
-        image = await self._resolve_at_both_ends(
-            mapping, reference, tags, known_to_lack, by_head=by_head
-        )
+        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
+            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
+        ]
+        asks += [
+            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
+        ]
+        image, *_ = await gather(asks)  # both ends at the same time
+        assert image is not None
+        for tag in tags:
+            manifest = self.cached_manifest(source, tag.digest or "")
+            if manifest is not None:
+                self._learn_manifest(tag.target, manifest)
 
         lacking = tuple(tag for tag in tags if tag.needs_copy(image))
         held_until = None
@@ -439,36 +425,6 @@ class Discovery:
             held_tags=lacking,
             held_until=held_until,
         )
-
-    async def _resolve_at_both_ends(
-        self,
-        mapping: MappingRule,
-        reference: str,
-        tags: Sequence[TargetTag],
-        known_to_lack: Collection[Repository],
-        *,
-        by_head: bool,
-    ) -> SourceImage:
-        """Resolve a reference at its source and, at the same time, each tag at its target.
-
-        The results of the targets are in the tags afterwards. A target of `known_to_lack` is not
-        asked, because it lacks its tag. If the source fails, raises SyncError after the targets
-        have answered.
-        """
-        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
-            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
-        ]
-        asks += [
-            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
-        ]
-        image, *_ = await gather(asks)
-        assert image is not None
-        source = self.source_of(mapping)
-        for tag in tags:
-            manifest = self.cached_manifest(source, tag.digest or "")
-            if manifest is not None:
-                self._learn_manifest(tag.target, manifest)
-        return image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
@@ -517,8 +473,9 @@ class Discovery:
         """
         if is_digest(reference):
             return reference
-        if source.known_tags is not None and reference in source.known_tags:
-            return source.known_tags[reference]
+        listed_digest = (self.known_listing(source) or {}).get(reference)
+        if listed_digest is not None:
+            return listed_digest
 
         async def ask() -> str:
             if not by_head:
@@ -532,10 +489,7 @@ class Discovery:
             return digest
 
         key = (source.host, source.api_name, reference)
-        if key not in self._digest_requests:
-            listed_digest = (self.known_listing(source) or {}).get(reference)
-            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
-        return await self._digest_requests[key].get(ask)
+        return await self._digest_requests.setdefault(key, Once()).get(ask)
 
     async def find_digest(
         self, where: Repository, reference: str, *, is_final: bool = False
@@ -585,7 +539,7 @@ class Discovery:
         elif tag.was_copied:
             # The state may be wrong about everything in this repository.
             known.record_contradiction(where)
-        elif is_digest(reference) and known.is_manifest_believed(where, reference):
+        elif is_digest(reference):
             known.forget(where, reference)
 
     async def _find_at_target(self, target: Repository, reference: str) -> str | None:
@@ -603,12 +557,9 @@ class Discovery:
         is_tag = not is_digest(reference)
         if is_tag and target.key in self._listings:  # a listing was made or is under way
             listing = await self.list_target_tags(target)
-            if listing is not None and reference not in listing:
-                return None
             # The listings of some registries contain digests (docs/design.md section 6, rule 5).
-            listed_digest = listing[reference] if listing is not None else None
-            if listed_digest is not None:
-                return listed_digest
+            if listing is not None and (reference not in listing or listing[reference]):
+                return listing.get(reference)
 
         try:
             digest = await self.find_digest(target, reference, is_final=True)
@@ -752,14 +703,9 @@ class Discovery:
         and ContentError if the index cannot be filtered.
         """
         platforms = mapping.platforms
-        if not platforms:
-            return top
-        # The entries of an index may be blobs (BuildKit's older cache). Such an index has no
-        # platforms.
+        # The entries of an index may be blobs (BuildKit's older cache): such an index has no platforms.
         names_blobs = bool(top.layers) and not top.children
-        if not top.is_index or names_blobs:
-            text = f"{source}: not an index, so `platforms` does not apply and it is copied"
-            self.log_once("debug", "no_index", text)
+        if not platforms or not top.is_index or names_blobs:
             return top
 
         with source.adding_context("filter platforms of", source.name_of(top.digest)):
@@ -790,7 +736,8 @@ class Discovery:
         is_left_out: Callable[[Descriptor], bool],
         known_manifests: Iterable[Manifest] = (),
     ) -> Tree:
-        """Fetch the manifests below `root`, level by level, and return the tree.
+        """Fetch the manifests below `root`, level by level, and return the tree, in which each comes
+        after its own children (I2).
 
         The manifests in `known_manifests` need no request. An entry is neither fetched nor
         descended into if `is_left_out` returns True. `top_digest` is the digest of the root at the
@@ -799,28 +746,28 @@ class Discovery:
         Raises ContentError if the tree is too large or too deep.
         """
         manifests = {manifest.digest: manifest for manifest in known_manifests}
-        parents = [root, *manifests.values()]
+        levels = [[root]]
         with source.adding_context("read", source.name_of(top_digest)):
-            # One level more than allowed is read, because `build_tree` refuses a tree that is too
-            # deep.
+            # One level more than allowed is looked at, to find that there is none.
             for _ in range(MAX_INDEX_DEPTH + 1):
-                entries = {entry.digest: entry for parent in parents for entry in parent.children}
-                entries_to_fetch = [
-                    entry
-                    for entry in entries.values()
-                    if entry.digest not in manifests and not is_left_out(entry)
-                ]
-                check_tree_size([*manifests.values(), *entries_to_fetch])
-                if not entries_to_fetch:
-                    break
-
-                parents = await gather(
-                    partial(self.fetch_manifest, source, entry.digest, entry)
-                    for entry in entries_to_fetch
+                entries = {
+                    entry.digest: entry
+                    for parent in levels[-1]
+                    for entry in parent.children
+                    if entry.digest in manifests or not is_left_out(entry)
+                }
+                if not entries:
+                    # By the deepest level that names them.
+                    below = {each.digest: each for level in levels[:0:-1] for each in level}
+                    return Tree(root, tuple(below.values()), top_digest)
+                missing = [each for each in entries.values() if each.digest not in manifests]
+                check_tree_size([*manifests.values(), *missing])
+                fetched = await gather(
+                    partial(self.fetch_manifest, source, entry.digest, entry) for entry in missing
                 )
-                for entry, manifest in zip(entries_to_fetch, parents, strict=True):
-                    manifests[entry.digest] = manifest
-            return build_tree(root, manifests, top_digest)
+                manifests |= {manifest.digest: manifest for manifest in fetched}
+                levels.append([manifests[digest] for digest in entries])
+            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

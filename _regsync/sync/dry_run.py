@@ -7,12 +7,10 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from _regsync.oci import Descriptor, Manifest
+from _regsync.oci import Descriptor
 from _regsync.registry.repository import Repository
 from _regsync.state import MOUNTS, Knowledge
-from _regsync.sync.image import BlobResult, Image
+from _regsync.sync.image import BlobResult
 
 
 class DryRun:
@@ -43,11 +41,3 @@ class DryRun:
         if not is_empty and await target.has_blob(blob, with_retries=True):
             return BlobResult.PRESENT
         return BlobResult.UPLOADED
-
-    async def put_manifests(
-        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
-    ) -> None:
-        """Call `on_put` with each child that a run would put."""
-        for child in image.tree.children:
-            if child.digest in own_manifests:
-                on_put(child)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from _regsync.errors import ContentError, RegsyncError
-from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.oci import IMAGE_CONFIGS, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state import NO_CHECK, ArtifactCheck, RepositoryKey
 from _regsync.sync.report import Outcome
@@ -121,15 +121,6 @@ class Tree(NamedTuple):
             for manifest in self.manifests
         )
 
-    def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
-        """Return the digests `lost`, and the digests of all manifests that name them at any depth."""
-        digests = set(lost)
-        # The order counts: a lost child must be found before the indexes that name it.
-        for manifest in (*self.children, self.root):
-            if any(descriptor.digest in digests for descriptor in manifest.dependencies):
-                digests.add(manifest.digest)
-        return frozenset(digests)
-
     def missing_at(
         self, is_committed: Callable[[str], bool]
     ) -> tuple[list[Descriptor], list[Manifest]]:
@@ -168,44 +159,6 @@ class Tree(NamedTuple):
         return [*blobs.values()], [child for child in self.children if child.digest in missing]
 
 
-def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
-    """Order an image's manifests so that each comes after its own children (I2).
-
-    `fetched` has the manifests below the root that were fetched, by digest. Raises ContentError if
-    indexes are nested too deep.
-    """
-    ordered = dict[str, Manifest]()
-
-    def visit(manifest: Manifest, depth: int) -> None:
-        if manifest.is_index and depth > MAX_INDEX_DEPTH:
-            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        for entry in manifest.children:
-            child = fetched.get(entry.digest)
-            if child is not None and entry.digest not in ordered:
-                visit(child, depth + 1)
-                ordered[entry.digest] = child
-
-    visit(root, 1)
-    return Tree(root, tuple(ordered.values()), source_digest)
-
-
-class ArtifactSearch(NamedTuple):
-    """This run's search for the artifacts of one copy. The state keeps one record of it."""
-
-    # The key of that record in the state. Empty if this run records no search.
-    key: bytes = b""
-    # The record of the last search by an earlier run.
-    last_check: ArtifactCheck = NO_CHECK
-    # A bit for each tag with artifacts that the source's listing shows
-    # (`Referrers.listed_tag_bits`).
-    listed_tag_bits: int = 0
-    # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
-    listing_hash: str = NO_CHECK.listing_hash
-
-
-NO_SEARCH = ArtifactSearch()
-
-
 @dataclass(eq=False)
 class ImageCopy:
     """The copy of one image and its artifacts to one target, and the counts for the report."""
@@ -233,7 +186,10 @@ class ImageCopy:
     # Whether this run has put the image.
     is_copied: bool = False
 
-    artifact_search: ArtifactSearch = NO_SEARCH
+    # The key of the record in the state of the search for its artifacts; empty if this run records
+    # none. And the record: that of an earlier run, until this run has searched.
+    check_key: bytes = b""
+    check: ArtifactCheck = NO_CHECK
     # The artifacts to be listed at a target without the referrers API, by the subject's digest.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 
@@ -253,10 +209,11 @@ class ImageCopy:
     # The lines about artifacts in the output of a dry run.
     planned: list[str] = field(default_factory=list)
 
-    @property
-    def uploaded(self) -> list[Descriptor]:
-        """The blobs that were sent."""
-        return [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
+    def check_after(self, *, is_complete: bool) -> ArtifactCheck:
+        """Return what to record of the search. Unless the target has all artifacts, the next run
+        searches for them again.
+        """
+        return self.check if is_complete else NO_CHECK._replace(first=self.check.first)
 
     @property
     def has_put_artifacts(self) -> bool:
@@ -287,11 +244,11 @@ class ImageCopy:
             self.error = self.error or image.error
             self.artifacts.update((each.reference, "failed") for each in failed if each.artifact)
 
-    def outcome(self, *, duration: float, is_dry_run: bool = False) -> Outcome:
+    def outcome(self, duration: float, *, is_dry_run: bool) -> Outcome:
         """Return the entry for the report. The copy took `duration` seconds."""
         status, reason = self._status(is_dry_run=is_dry_run)
         digest_at_target = self.immutable_digest or self.digest
-        uploaded = self.uploaded
+        uploaded = [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
         results = Counter(result for _, result in self.blobs)
         artifacts = Counter(self.artifacts.values())
         return Outcome(
@@ -343,8 +300,6 @@ class Image:
     # The description of the artifact in the output of a dry run. Empty if this is not an artifact.
     artifact: str = ""
 
-    # The number of the candidate in the election; -1 before the election.
-    number: int = -1
     # How many times the image has started again after a refusal (I5, "Healing").
     restarts: int = 0
     # Whether the target's tag is immutable and names another image, which is not a failure at ECR.

@@ -11,7 +11,6 @@ import enum
 from collections.abc import Iterable, Sequence
 
 from _regsync.state import ArtifactCheck, hashed_key
-from _regsync.sync.image import ImageCopy
 
 # The bounds of the pause between two looks, in seconds. It begins short because pipelines push an
 # image and sign it soon after.
@@ -82,17 +81,3 @@ def is_due_without_state(digest: str, now: float) -> bool:
 def hash_of_list(digests: Iterable[str]) -> str:
     """Hash the digests in a source's list of referrers for `ArtifactCheck.listing_hash`."""
     return hashed_key(*sorted(digests))[:_HASH_BYTES].hex()
-
-
-def check_after(copy: ImageCopy) -> ArtifactCheck:
-    """Return what to record in the state after a copy has ended.
-
-    After a failure the check is not complete, so that the next run searches for all artifacts.
-    """
-    search = copy.artifact_search
-    return ArtifactCheck(
-        first=search.last_check.first,
-        is_complete=copy.error is None,
-        listed_tag_bits=search.listed_tag_bits if copy.error is None else 0,
-        listing_hash=search.listing_hash,
-    )

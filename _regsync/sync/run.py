@@ -25,12 +25,11 @@ from _regsync.errors import Side, SyncError
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
+from _regsync.state import Knowledge, Snapshot, StateFile
 from _regsync.sync.artifacts import Artifact, Referrers, explain_refusal
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import Image, ImageCopy
-from _regsync.sync.looks import check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.report import MappingSelection, Outcome, Report
@@ -74,7 +73,7 @@ class Run:
 
         _list_mappings   select the tags of mappings
         _look_up         resolve a tag at its source and its targets
-        _start_copies    hand the image to the scheduler for the targets that lack it
+        _start_copy      hand the image to the scheduler for a target that lacks it
         _end_copy        report the outcome after the scheduler has copied the image
     """
 
@@ -139,7 +138,10 @@ class Run:
         staging = None
         if config.cache_dir is not None and self._state.is_writer:
             staging = f"{config.cache_dir}/staged"
-        self._staging = Staging(staging, config.staging_size_limit)
+        limit = config.staging_size_limit
+        if all(len(mapping.targets) == 1 for mapping in config.mappings):
+            limit = 0  # with one target nothing is written to disk
+        self._staging = Staging(staging, limit)
         blobs: Blobs | DryRun = Blobs(transport, self._knowledge, self._staging)
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
@@ -244,7 +246,7 @@ class Run:
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
-        self._staging.close()
+        self._staging.clear()
         for layout in self._discovery.layouts.values():
             layout.close()
         self._discovery.save_logins()
@@ -305,10 +307,9 @@ class Run:
             self._queue_lookup(source, partial(self._look_up, selected))
 
     def _select(self, all_selected: Sequence[_Selected]) -> None:
-        """Count selected tags, and load what the state says about them."""
+        """Count selected tags."""
         self._selected += all_selected
         self.scheduler.images_known += sum(len(tags) for _, tags in all_selected)
-        self._discovery.load_snapshots([tag for _, tags in all_selected for tag in tags])
 
     async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
@@ -377,7 +378,7 @@ class Run:
         wanted, tags = selected
         mapping = wanted.mapping
         skipped = [tag for tag in tags if self._is_skipped_unasked(wanted, tag)]
-        self._report_tags(wanted, skipped, began, status="skipped", reason="immutable_tag")
+        self._report_tags(wanted, skipped, status="skipped", reason="immutable_tag")
         tags = [tag for tag in tags if tag not in skipped]
         if not tags:
             return
@@ -386,14 +387,13 @@ class Run:
                 mapping, wanted.tag, tags, counts_age=self._config.has_ages
             )
         except SyncError as error:
-            self._report_tags(wanted, tags, began, status="failed", error=error)
+            self._report_tags(wanted, tags, status="failed", error=error)
             return
 
         for tag in lookup.held_tags:
             self._report_tags(
                 wanted,
                 [tag],
-                began,
                 status="skipped",
                 reason="min_age",
                 until=lookup.held_until,
@@ -403,7 +403,9 @@ class Run:
         if lookup.targets:
             copies = _copies_of(mapping, lookup, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
-            self._start_copies(lookup, copies, artifacts)
+            for copy, tag in zip(copies, lookup.targets, strict=True):
+                self._start_copy(copy, lookup, tag, artifacts)
+            self.scheduler.advance()
 
     def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
         """Report whether a tag matches `immutable_tags`."""
@@ -458,20 +460,11 @@ class Run:
             return []
         return artifacts
 
-    def _start_copies(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: Sequence[Artifact]
-    ) -> None:
-        """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
-        for copy, tag in zip(copies, lookup.targets, strict=True):
-            self._start_copy(copy, lookup, tag, artifacts)
-        self.scheduler.advance()
-
     def _start_copy(
         self, copy: ImageCopy, lookup: TagLookup, tag: TargetTag, artifacts: Sequence[Artifact]
     ) -> None:
-        """Hand an image and its artifacts to the scheduler, for one target.
-
-        The caller calls `Scheduler.advance` after the last target.
+        """Hand an image and its artifacts to the scheduler, for one target that lacks them. The
+        caller calls `Scheduler.advance` after the last one.
         """
         if copy.already_at_target:
             snapshot = Snapshot(copy.source_digest, copy.digest)
@@ -480,10 +473,8 @@ class Run:
         artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
         if artifact_images:
             # If this run is killed before the artifacts are copied, the next run must search again.
-            # So the check is recorded as not complete, and without what the source lists.
-            search = copy.artifact_search
-            check = NO_CHECK._replace(first=search.last_check.first)
-            self._knowledge.record_artifact_check(search.key, check)
+            check = copy.check_after(is_complete=False)
+            self._knowledge.record_artifact_check(copy.check_key, check)
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
@@ -500,46 +491,40 @@ class Run:
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Return an Image for each artifact that the target lacks.
 
-        All artifacts are counted in `copy`, as unfinished, skipped or failed. If an artifact could
-        not be looked up at the target, its error is set in `copy`.
+        All artifacts are counted in `copy`, as unfinished or skipped. If one could not be looked up
+        at the target, its error is set in `copy`, and all have failed.
 
         Each artifact follows its subject in `artifacts`. A missing artifact of a missing artifact
         is not returned, but added to the dependents of its subject, so that it is put after its
         subject (I2).
         """
-        missing_images = list[Image]()
-        # By digest of a manifest, the missing artifact that the manifest belongs to.
-        image_of_digest = dict[str, Image]()
-        # The digests of the artifacts that could not be looked up at the target, and those below.
-        failed_digests = set[str]()
+        # None if no look-up was made, because the target is known to have the artifact.
+        tags = [each.lookup.tag_at(copy.target) if each.lookup else None for each in artifacts]
+        errors = [tag.error for tag in tags if tag is not None and tag.error is not None]
+        if errors:
+            copy.error = errors[0]
+            copy.artifacts = {artifact.reference: "failed" for artifact in artifacts}
+            return []
 
-        for artifact in artifacts:
+        missing_images = list[Image]()
+        # The missing artifacts, by the digests that may be the subjects of later ones.
+        image_of_digest = dict[str, Image]()
+        for artifact, tag in zip(artifacts, tags, strict=True):
             if artifact.entry is not None:
                 copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
-
-            # None if no look-up was made, because the target is known to have the artifact.
-            tag = artifact.lookup.tag_at(copy.target) if artifact.lookup is not None else None
-            error = tag.error if tag is not None else None
-            if error is not None or artifact.subject in failed_digests:
-                copy.error = copy.error or error
-                copy.artifacts[artifact.reference] = "failed"
-                failed_digests.update((artifact.digest, *artifact.subjects))  # theirs fail too
-                continue
-
-            image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
-            if image is None:
+            lookup = artifact.lookup
+            if not tag or not lookup or not lookup.tree or tag.digest == lookup.digest:
                 copy.artifacts[artifact.reference] = "skipped"
-                self.scheduler.record_artifact(copy.target, artifact.reference)
                 continue
+            reference, key = artifact.reference, tag.snapshot_key
+            image = Image(copy, lookup.tree, reference, key, [], str(artifact))
 
             copy.unfinished_images += 1
             if artifact.subject in image_of_digest:
                 image_of_digest[artifact.subject].dependents.append(image)
             else:
                 missing_images.append(image)
-            # The subject of a later artifact may be this artifact, or a child of it.
-            children = (child.digest for child in image.tree.children)
-            for digest in (image.tree.source_digest, *children):
+            for digest in artifact.subjects:
                 image_of_digest.setdefault(digest, image)
         return missing_images
 
@@ -574,16 +559,12 @@ class Run:
 
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
-        search = copy.artifact_search
-        # After a failure the record says that artifacts are missing, which the last record, or the
-        # lack of one, may say already.
-        is_worth_recording = copy.error is None or search.last_check.is_complete
-        if search.key and is_worth_recording:
-            self._knowledge.record_artifact_check(search.key, check_after(copy))
-        outcome = copy.outcome(
-            duration=anyio.current_time() - copy.began, is_dry_run=self._report.is_dry_run
-        )
-        self._report_outcome(outcome)
+        is_complete = copy.error is None
+        if is_complete or copy.check.is_complete:  # else the record says so, or that there was none
+            check = copy.check_after(is_complete=is_complete)
+            self._knowledge.record_artifact_check(copy.check_key, check)
+        duration = anyio.current_time() - copy.began
+        self._report_outcome(copy.outcome(duration, is_dry_run=self._report.is_dry_run))
 
     def _report_failure(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that was not selected as failed at each of its targets.
@@ -593,15 +574,12 @@ class Run:
         for each in self._filter_by_retry([wanted]):
             _, tags = self._new_selected(each)
             self.scheduler.images_known += len(tags)
-            self._report_tags(each, tags, anyio.current_time(), status="failed", error=error)
+            self._report_tags(each, tags, status="failed", error=error)
 
-    def _report_tags(
-        self, wanted: WantedTag, tags: list[TargetTag], began: float, **fields: Any
-    ) -> None:
+    def _report_tags(self, wanted: WantedTag, tags: list[TargetTag], **fields: Any) -> None:
         """Report how a tag ended at targets to which nothing is copied. `fields` are those of Outcome
-        that are the same at them; `began` is on the clock of the event loop.
+        that are the same at them.
         """
-        fields["duration"] = anyio.current_time() - began
         for source, target in self._names(_Selected(wanted, tags)):
             self._report_outcome(Outcome(source, target, **fields))
 
@@ -612,16 +590,6 @@ class Run:
             outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
         self._report.outcomes.append(outcome)
         self._emit(outcome)
-
-
-def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
-    """Return an artifact as an image to copy. Returns None if its target has the artifact."""
-    lookup = artifact.lookup
-    if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
-        return None
-    # Only cosign's tags have snapshots. An artifact from a list of referrers is put by its digest.
-    snapshot_key = tag.snapshot_key if artifact.tag is not None else b""
-    return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
 def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:

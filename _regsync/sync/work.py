@@ -62,8 +62,8 @@ class Pending:
 
     def __init__(self) -> None:
         self.artifacts = deque[Image]()
-        self._images = dict[int, Image]()
-        self._blobs = dict[int, list[HostBlob]]()
+        # By the number of an image: it, and its blobs.
+        self._images = dict[int, tuple[Image, list[HostBlob]]]()
         self._wanted_by = dict[HostBlob, list[int]]()
         # Gains, negative, and the numbers of images. A gain may be outdated, but is never too low:
         # only a new image raises the gains of others.
@@ -78,19 +78,18 @@ class Pending:
         return len(self._images) >= _MAX_PENDING or self._bytes > _MAX_PENDING_BYTES
 
     def add(self, image: Image, blobs: Iterable[HostBlob]) -> None:
-        if image.number < 0:
-            image.number = next(self._numbers)
-        self._images[image.number] = image
+        number = next(self._numbers)
+        own_blobs = list(blobs)
+        self._images[number] = (image, own_blobs)
         self._bytes += image.tree.size
-        self._blobs[image.number] = list(blobs)
-        gainers = {image.number}
-        for blob in self._blobs[image.number]:
+        gainers = {number}
+        for blob in own_blobs:
             rivals = self._wanted_by.setdefault(blob, [])
-            rivals.append(image.number)
+            rivals.append(number)
             if len(rivals) == 2:
                 gainers.add(rivals[0])
-        for number in gainers:
-            heapq.heappush(self._heap, (-self._gain_of(number), number))
+        for each in gainers:
+            heapq.heappush(self._heap, (-self._gain_of(each), each))
 
     def take(self) -> Image:
         if self.artifacts:
@@ -102,14 +101,15 @@ class Pending:
                 if gain_now == -gain:
                     break
                 heapq.heappush(self._heap, (-gain_now, number))
-        for blob in self._blobs.pop(number):
+        image, blobs = self._images.pop(number)
+        for blob in blobs:
             self._wanted_by.pop(blob, None)  # it gains nobody any more
-        image = self._images.pop(number)
         self._bytes -= image.tree.size
         return image
 
     def _gain_of(self, number: int) -> int:
-        return sum(len(self._wanted_by.get(blob, ())) > 1 for blob in self._blobs[number])
+        _, blobs = self._images[number]
+        return sum(len(self._wanted_by.get(blob, ())) > 1 for blob in blobs)
 
 
 class Slots:
@@ -162,7 +162,6 @@ class Job:
         self.where = image.target.store_key
         self.open = dict[Claim, None]()  # an ordered set
         self.brought = list[Claim]()
-        self.strays = dict[str, Repository]()
         self.present = list[Descriptor]()
         self.has_begun = False
         self.changed = anyio.Event()
@@ -204,9 +203,8 @@ class Scheduler:
         self.is_draining = False
 
         self._manifests_by_blob = Counter[str]()
-        # By target and reference, the artifacts that the targets hold.
+        # By target and reference, the artifacts that this run has put.
         self._artifacts_at_target = set[tuple[RepositoryKey, str]]()
-        self._target_hosts = set[str]()
         self.images_known = 0
         self.images_done = 0
         self.traffic = Traffic()
@@ -224,9 +222,7 @@ class Scheduler:
     def add_image(self, image: Image) -> None:
         """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
-        self._target_hosts.add(host)
-        if image.number < 0:  # else it starts again, and is counted
-            self._count_blobs(image)
+        self._count_blobs(image)
         sizes = {digest: blob.size for digest, blob in image.tree.blobs.items()}
         uncovered = [digest for digest in sizes if not self._is_covered(host, digest)]
         self.pending.add(image, [(host, digest) for digest in uncovered])
@@ -252,9 +248,6 @@ class Scheduler:
             self._manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_host_shared and not manifest.is_trimmed:
                 self._commit(image.source.store_key, manifest)
-
-    def record_artifact(self, target: Repository, reference: str) -> None:
-        self._artifacts_at_target.add((target.key, reference))
 
     def _commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         blobs = [blob.digest for blob in manifest.blobs]
@@ -340,7 +333,6 @@ class Scheduler:
         image = job.image
         is_committed = False
         try:
-            job.strays = await self._find_strays(job)
             is_committed = await self._bring_and_put(job)
         except SyncError as error:
             image.error = image.error or error
@@ -391,10 +383,10 @@ class Scheduler:
     async def _bring_one(self, job: Job, claim: Claim) -> None:
         image, blob, known = job.image, claim.blob, self._known
         assert blob is not None
-        source = job.strays.get(blob.digest, image.source)
         could_mount = known.supports_mounts(job.where.host)
         result = BlobResult.PRESENT
         try:
+            source = await self._source_of(blob, image)
             if source is not image.target:
                 result = await self._blobs.copy(
                     blob,
@@ -420,41 +412,30 @@ class Scheduler:
         self.traffic.record(job.where, blob, result)
 
     def _is_needed_again(self, image: Image, blob: Descriptor) -> bool:
-        """Report whether the bytes of a blob will be sent again: to another target, or to another
-        repository of a host that does not mount."""
-        if image.copy.has_several_targets:
-            return True
-        never_mounts = self._known.supports_mounts(image.target.host.key) is False
+        """Report whether the bytes of a blob are worth keeping: other targets need them, or it is
+        small, and other manifests name it."""
         is_named_again = self._manifests_by_blob[blob.digest] > 1
-        is_small = blob.size <= SMALL_BLOB
-        return is_small and is_named_again and (never_mounts or len(self._target_hosts) > 1)
+        return image.copy.has_several_targets or (is_named_again and blob.size <= SMALL_BLOB)
 
-    async def _find_strays(self, job: Job) -> dict[str, Repository]:
-        """Find repositories of the target's host for blobs that a layout lacks as the source.
+    async def _source_of(self, blob: Descriptor, image: Image) -> Repository:
+        """Return where a blob is read: at the image's source, or in a repository of the target's host
+        if the source is a layout that lacks it. It is the target itself if that has the blob.
 
         Raises the error of reading a blob that is nowhere.
         """
-        image, target = job.image, job.image.target
-        strays = dict[str, Repository]()
-        lacking = [claim.blob for claim in job.open if claim.blob is not None]
-        for blob in lacking if image.source.is_local else ():
-            try:
-                async with await image.source.open_blob(blob):
-                    continue
-            except SyncError as unreadable:
-                error = unreadable
-            if await target.has_blob(blob, with_retries=True):
-                strays[blob.digest] = target
-                continue
-            far = image.source.far_repository(blob.digest)
-            if far is None or far == target.name:
-                raise error
+        source, target = image.source, image.target
+        if not source.is_local or await source.has_blob(blob):
+            return source
+        if await target.has_blob(blob, with_retries=True):
+            return target
+        far = source.far_repository(blob.digest)
+        if far is not None and far != target.name:
             other = self._discovery.repository(target.host.registry, far, Side.SOURCE)
-            if not await other.has_blob(blob, with_retries=True):
-                raise error
-            self._known.confirm_blob(other.store_key, blob.digest)
-            strays[blob.digest] = other
-        return strays
+            if await other.has_blob(blob, with_retries=True):
+                self._known.confirm_blob(other.store_key, blob.digest)
+                return other
+        async with await source.open_blob(blob):  # raises the error that says what is lost
+            return source
 
     def _end_claim(self, claim: Claim) -> None:
         """Record that the first image of a claim has brought it, and wake the others."""
@@ -526,13 +507,11 @@ class Scheduler:
     async def _try_to_put(self, job: Job) -> bool:
         """Put the manifests. Returns False if parts that the target lacks were forgotten."""
         image = job.image
-        on_put = partial(self._record_put, job)
         pauses = iter(_ABSENT_PAUSES)
         is_checked = False
         while True:
             try:
-                own = frozenset(claim.digest for claim in job.open)
-                await self._blobs.put_manifests(image, own, on_put)
+                await self._put_manifests(job)
                 return True
             except RegistryError as error:
                 refusal = error
@@ -543,10 +522,7 @@ class Scheduler:
             if not is_checked:
                 # The state may be wrong, or a probing POST was answered wrongly.
                 is_checked = True
-                absent = await self._find_absent_parts(job)
-                if absent:
-                    for digest in image.tree.with_ancestors(absent):
-                        self._known.forget(job.where, digest)
+                if await self._forget_absent_parts(job):
                     image.restarts += 1
                     return False
             pause = next(pauses, None)
@@ -554,23 +530,53 @@ class Scheduler:
                 raise refusal
             await anyio.sleep(pause)  # the target may not see yet what it has just taken
 
-    async def _find_absent_parts(self, job: Job) -> frozenset[str]:
+    async def _put_manifests(self, job: Job) -> None:
+        """Put the children that the image has claimed, each before its index, and then the root (I2).
+        A dry run puts nothing.
+        """
+        image = job.image
+        claimed = {claim.digest for claim in job.open}
+        children = [child for child in image.tree.children if child.digest in claimed]
+        await gather(
+            partial(self._put_child, job, child) for child in children if not child.is_index
+        )
+        for child in children:  # the indexes among them, each after those that it names
+            if child.is_index:
+                await self._put_child(job, child)
+        if not self._discovery.reads_only:
+            await image.target.put_manifest(image.reference, image.tree.root)
+
+    async def _put_child(self, job: Job, child: Manifest) -> None:
+        if not self._discovery.reads_only:
+            await job.image.target.put_child(child)
+        self._record_put(job, child)
+
+    async def _forget_absent_parts(self, job: Job) -> bool:
         """Ask the target for the parts of an image that no answer of this run has shown there, or
-        for all of them if there are none."""
-        tree, target = job.image.tree, job.image.target
+        for all of them if there are none. If one is absent, it is forgotten with all manifests of
+        the image, so that these are put again.
+        """
+        tree, target, known = job.image.tree, job.image.target, self._known
         blobs = tree.blobs
         children = (child.digest for each in tree.manifests for child in each.children)
         parts = [*blobs, *dict.fromkeys(children)]
-        doubtful = [part for part in parts if not self._known.is_confirmed(job.where, part)]
 
         async def is_there(digest: str) -> bool:
-            if digest in blobs:
-                return await target.has_blob(blobs[digest], with_retries=True)
-            return await target.head_manifest(digest) is not None
+            if digest not in blobs:
+                return await target.head_manifest(digest) is not None
+            is_there = await target.has_blob(blobs[digest], with_retries=True)
+            if is_there:
+                known.confirm_blob(job.where, digest)
+            return is_there
 
-        asked = doubtful or parts
+        asked = [part for part in parts if not known.is_confirmed(job.where, part)] or parts
         answers = await gather(partial(is_there, digest) for digest in asked)
-        return frozenset(digest for digest, there in zip(asked, answers, strict=True) if not there)
+        absent = [digest for digest, there in zip(asked, answers, strict=True) if not there]
+        for manifest in tree.manifests if absent else ():
+            known.forget(job.where, manifest.digest)
+        for digest in absent:
+            known.forget(job.where, digest)
+        return bool(absent)
 
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Return whether a tag that may not be overwritten names the image already.
@@ -589,7 +595,7 @@ class Scheduler:
         if not image.artifact:
             image.copy.immutable_digest = digest
         elif is_same:
-            self.record_artifact(image.target, image.reference)
+            self._artifacts_at_target.add((image.target.key, image.reference))
         return is_same
 
     def _start_again(self, image: Image) -> None:
@@ -609,10 +615,10 @@ class Scheduler:
     # The end of an image.
 
     def _finish_copied(self, image: Image) -> None:
-        is_first = (image.target.key, image.reference) not in self._artifacts_at_target
-        image.copy.record_success(image, is_copied=is_first)
+        name = (image.target.key, image.reference)
+        image.copy.record_success(image, is_copied=name not in self._artifacts_at_target)
         if image.artifact:
-            self.record_artifact(image.target, image.reference)
+            self._artifacts_at_target.add(name)
         self.end_if_complete(image.copy)
 
     def _finish_failed(self, image: Image) -> None:
@@ -634,7 +640,7 @@ class Scheduler:
                 there = [
                     each
                     for each in entries
-                    if (copy.target.key, each.digest) in self._artifacts_at_target
+                    if copy.artifacts.get(each.digest) in ("synced", "skipped")
                 ]
                 if there:
                     await self._lists.ensure_listed(copy.source, copy.target, subject, there)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from _regsync.oci import Descriptor, Manifest
+from _regsync.oci import Descriptor
 from _regsync.state import RepositoryKey
-from _regsync.sync.image import BlobResult, Traffic, build_tree
+from _regsync.sync.image import BlobResult, Traffic
 
 
 @pytest.mark.parametrize("was_known", [True, False])
@@ -29,15 +29,3 @@ def test_a_blob_is_counted_as_sent_or_as_saved_whether_or_not_the_host_was_known
     traffic.record(RepositoryKey("t.example", "app"), blob, result)
     counted = (traffic.expected_bytes, traffic.present_bytes, traffic.mounted_bytes)
     assert counted == (sent, present, mounted)
-
-
-def test_whatever_names_what_is_lost_is_lost_with_it() -> None:
-    one = Manifest("image", "one", b"", layers=(Descriptor("", "a", 1),))
-    two = Manifest("image", "two", b"", layers=(Descriptor("", "b", 1),))
-    inner = Manifest("index", "inner", b"", is_index=True, children=(Descriptor("", "one", 1),))
-    below = (Descriptor("", "inner", 1), Descriptor("", "two", 1))
-    root = Manifest("index", "root", b"", is_index=True, children=below)
-    tree = build_tree(root, {each.digest: each for each in (inner, one, two)}, "root")
-    assert tree.with_ancestors(frozenset({"a"})) == {"a", "one", "inner", "root"}
-    assert tree.with_ancestors(frozenset({"two"})) == {"two", "root"}
-    assert tree.with_ancestors(frozenset()) == frozenset()

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from _regsync.errors import ContentError
 from _regsync.state import ArtifactCheck
-from _regsync.sync.image import ArtifactSearch, ImageCopy
-from _regsync.sync.looks import SearchDepth, check_after, decide_depth, is_due_without_state
+from _regsync.sync.image import ImageCopy
+from _regsync.sync.looks import SearchDepth, decide_depth, is_due_without_state
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -104,12 +103,10 @@ def test_without_state_images_are_spread_evenly():
 
 
 @pytest.mark.parametrize(
-    ("error", "bits", "flags"),
-    [(None, 0, COMPLETE), (None, 3, COMPLETE | 3), (ContentError("x"), 3, 0)],
+    ("is_complete", "bits", "flags"), [(True, 0, COMPLETE), (True, 3, COMPLETE | 3), (False, 3, 0)]
 )
-def test_what_is_remembered_of_a_look(error, bits, flags):
-    search = ArtifactSearch(last_check=check(2, 1, COMPLETE), listed_tag_bits=bits)
+def test_what_is_remembered_of_a_look(is_complete, bits, flags):
     nobody: Any = None
     copy = ImageCopy(nobody, nobody, "1", "1", "sha256:a", "sha256:a", 0.0, False, None)
-    copy.error, copy.artifact_search = error, search
-    assert check_after(copy) == check(0, 1, flags)
+    copy.check = check(0, 1, COMPLETE | bits)
+    assert copy.check_after(is_complete=is_complete) == check(0, 1, flags)

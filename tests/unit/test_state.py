@@ -428,7 +428,7 @@ async def test_a_shared_blob_is_read_once_and_given_from_any_byte(stage, tmp_pat
     assert await source.held(staging, start=size - 7) == source.body[-7:]
     assert source.reads == 1
     assert files(tmp_path) == ([] if size < SMALL_BLOB else [source.blob.digest.partition(":")[2]])
-    staging.close()
+    staging.clear()
     assert files(tmp_path) == []
 
 
@@ -497,5 +497,5 @@ async def test_what_somebody_else_has_put_there_is_not_removed(stage, tmp_path, 
     before, staging = files(tmp_path), stage()
     with pytest.raises(NoRoom):
         await Source(LARGE).held(staging)
-    staging.close()
+    staging.clear()
     assert files(tmp_path) == before

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from _regsync.sync.work import Pending
 
 
-def add(pending, blobs):
+def add(pending, blobs, number=0):
     """Let an image wait that has these blobs, each given with its host."""
-    pending.add(SimpleNamespace(number=-1, tree=SimpleNamespace(size=0)), blobs)
+    pending.add(SimpleNamespace(number=number, tree=SimpleNamespace(size=0)), blobs)
 
 
 IMAGES = st.tuples(st.sampled_from("hi"), st.sets(st.sampled_from("abcdefghij")))
@@ -30,7 +30,7 @@ def test_the_election_is_the_greedy_set_cover(steps):
         if step is not None:
             host, letters = step
             left[arrivals] = {(host, letter) for letter in letters} - covered
-            add(pending, sorted(left[arrivals]))
+            add(pending, sorted(left[arrivals]), arrivals)
             arrivals += 1
         elif left:
             wanted = Counter(blob for blobs in left.values() for blob in blobs - covered)
