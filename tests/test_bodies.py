@@ -266,8 +266,8 @@ REST = f"{CHUNK + BROKEN}-{BIG - 1}"
     ],
 )
 async def test_a_chunk_that_broke_goes_again(transfer, keeps, number, says, spans):
-    """From where the registry says that it has it; else all of it, to where it went. A session that
-    claims more than was sent is of no use.
+    """From where the registry says that it has it; else all of it, to where it went, from memory. A
+    session that claims more than was sent is of no use.
     """
     way = transfer(BIG, to=App() if keeps == "all" else Atomic())
     way.taker.faults.on("PATCH", "upload").nth(number).drop(after=BROKEN, reset=True)
@@ -281,8 +281,7 @@ async def test_a_chunk_that_broke_goes_again(transfer, keeps, number, says, span
     sessions = 2 if says.startswith("0-") else 1
     way.taker.journal.matching("POST", "upload_start").exactly(1 + sessions)
     if sessions == 1:
-        pulls = [start_of(each) for each in way.pulls()]
-        assert pulls == [0, int(spans[number].partition("-")[0])], "only the rest is read again"
+        assert [each.response_bytes for each in way.pulls()] == [BIG], "the source is read once"
 
 
 async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(transfer):
@@ -350,7 +349,7 @@ async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_f
     way.taker.journal.matching("POST", "upload_start").exactly(2)
     if times == 2:
         way.arrived(ran)
-        assert [start_of(each) for each in way.pulls()] == [0, CHUNK, CHUNK]
+        assert len(way.pulls()) == 1
     else:
         assert ran.status == 4
 

@@ -744,11 +744,7 @@ class BlobCopy:
             try:
                 if upload.in_chunks:
                     async for chunk in chunks:
-                        async with aclosing(in_memory(chunk)) as pieces:
-                            body = self._body(pieces, len(chunk))
-                            if not await upload.send(body, is_last=False):
-                                raise WireError("the registry answered before the chunk was sent")
-                        self.tries.record_progress(upload.offset)
+                        await self._send_chunk(chunk)
                     self.last_body = self._body(stream, 0)
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
@@ -767,6 +763,31 @@ class BlobCopy:
 
     def _body(self, stream: Stream, length: int) -> Body:
         return Body(stream, length, self._transport.count_sent)
+
+    async def _send_chunk(self, chunk: memoryview) -> None:
+        """Send a chunk by PATCH, and again what has not arrived of it, for which the source need not be
+        read again. A longer pause is for the next attempt, which holds nothing meanwhile (I8).
+        """
+        upload = self.upload
+        start = upload.offset
+        while True:
+            try:
+                if upload.is_broken:
+                    await upload.resume()
+                if not upload.session:
+                    raise Disconnected("the registry has forgotten the upload")
+                rest = chunk[upload.offset - start :]
+                async with aclosing(in_memory(rest)) as pieces:
+                    if rest and not await upload.send(self._body(pieces, len(rest)), is_last=False):
+                        raise WireError("the registry answered before the chunk was sent")
+                self.tries.record_progress(upload.offset)
+                return
+            except SyncError as error:
+                pause = error.retry_after if isinstance(error, RegistryError) else None
+                has_ended = is_session_gone(error) or not upload.session
+                if has_ended or error.away is not None or (pause or 0.0) > _SOURCE_GRACE:
+                    raise
+                await self.tries.wait(error)
 
     # After a failure.
 
