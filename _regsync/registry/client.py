@@ -154,8 +154,7 @@ class Run:
         self.count(origin, "token")
         headers = [USER_AGENT, ("Accept", "application/json"), *headers]
         request = Request(method, target, tuple(headers), body)
-        is_foreign = client is not None and origin != client.origin
-        ask = partial(self._ask, origin, request, seconds, is_foreign=is_foreign)
+        ask = partial(self._ask, origin, request, seconds)
         if client is None:
             return await ask()
 
@@ -179,12 +178,10 @@ class Run:
             return answer
         raise failure
 
-    async def _ask(
-        self, origin: Origin, request: Request, seconds: float | None, *, is_foreign: bool
-    ) -> Response:
+    async def _ask(self, origin: Origin, request: Request, seconds: float | None) -> Response:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`, if they are given."""
         with anyio.move_on_after(seconds):
-            async with await self.pool.exchange(origin, request, is_foreign=is_foreign) as response:
+            async with await self.pool.exchange(origin, request) as response:
                 # The path is not logged, because some metadata services return credentials to
                 # anybody who knows it.
                 trace = f"{request.method} {origin} -> {response.status}"
@@ -457,7 +454,6 @@ class RegistryClient:
                     pieces=exchange.body,
                     seconds=call.seconds,
                     is_fresh=call.is_fresh,
-                    is_foreign=origin != self.origin,
                     check_may_send=partial(self._check_login, exchange),
                 )
         except WireError as error:

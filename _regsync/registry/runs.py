@@ -57,17 +57,14 @@ class Dialer:
         host, environ = api_host(registry.host), edge.current().environ
         proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
 
-    async def dial(
-        self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool
-    ) -> edge.Stream:
+    async def dial(self, origin: Origin, registry_there: Registry | None) -> edge.Stream:
         """Connect to an origin. Raises ConnectFailed if that fails.
 
-        `registry_there` is the registry of this run at that origin, if there is one. `is_foreign`
-        means that another registry has named the origin: no client certificate is shown then, not
-        even to `registry_there`.
+        `registry_there` is the registry of this run at that origin, if there is one. If another
+        registry led to the origin, no client certificate is shown, not even to `registry_there`.
         """
-        # The registry whose proxy and authorities are used. `via` is the registry that led to the
-        # origin.
+        is_foreign = origin.via is not None and origin.address != origin_of(origin.via).address
+        # The registry whose proxy and authorities are used.
         registry = registry_there if is_foreign and registry_there else origin.via
         # NO_PROXY does not exempt a registry from the proxy of its own configuration.
         proxy = proxy_for(
@@ -255,7 +252,7 @@ class Transport(Run):
         """All hosts that this run has to do with."""
         return [*self.limits.values(), *self.others.values()]
 
-    async def _dial(self, origin: Origin, is_foreign: bool) -> edge.Stream:
+    async def _dial(self, origin: Origin) -> edge.Stream:
         client = self.clients_at.get(origin.address)
         registry = client.registry if client else None
-        return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
+        return await self.dialer.dial(origin, registry)
