@@ -47,9 +47,6 @@ Scopes = frozenset[tuple[str, str]]
 # What `header` returns if `obtain` has to be called first.
 NEEDED = "needed"
 
-# Methods that read. That a token lets them in says nothing about writing.
-_READING = ("GET", "HEAD")
-
 # The largest number of repositories that one token request names (docs/design.md section 6, rule
 # 2). Even with the longest names, the URL stays below the limits of all known servers.
 _MOST_REPOSITORIES = 8
@@ -126,8 +123,7 @@ class Authenticator:
 
         self._grants: dict[Scopes, Grant] = {}  # all tokens, the newest last
         self._covering: dict[Scopes, Grant] = {}  # what goes with requests that need these scopes
-        # With which header the registry has let in what, and whether it was to read.
-        self._working = set[tuple[str | None, Scopes, bool]]()
+        self.has_let_in = False  # whether a request with a login was let in, in this run
 
         # Logins are obtained one after the other, because each may serve the next request too. If
         # tokens are exact, this holds for each set of scopes by itself. All who wait for a login
@@ -190,7 +186,7 @@ class Authenticator:
         self._drop(ended)
         self._planned.clear()
         self._failures.clear()
-        self._working.clear()
+        self.has_let_in = False
         self._is_challenge_confirmed = False
         # The account may have been unlocked since the last run.
         self._rejected = self.refusal = None
@@ -288,14 +284,9 @@ class Authenticator:
         # A password that may be wrong is sent by one task alone.
         return needed if self._wants_exact and self.has_let_in else None
 
-    @property
-    def has_let_in(self) -> bool:
-        """Whether the registry has let in a request with a login in this run."""
-        return bool(self._working)
-
     def is_on_trial(self, sent: str | None) -> bool:
         """Report whether a header shows a password that may be wrong."""
-        return not self._working and sent is not None and sent == self.credential.basic
+        return not self.has_let_in and sent is not None and sent == self.credential.basic
 
     async def _renew_credential(self) -> None:
         """Update `credential` from the cloud login, if there is one, which renews it when it is due
@@ -491,30 +482,21 @@ class Authenticator:
 
     # After a request.
 
-    def record_success(self, sent: str, needed: Scopes, method: str) -> None:
-        """Record that the registry has let a request with this header in."""
-        self.was_accepted = True
-        self._is_challenge_confirmed = True  # the header answers it
-        self._working.add((sent, needed, method in _READING))
+    def record_success(self) -> None:
+        """Record that the registry has let in a request with a login."""
+        self.was_accepted = self.has_let_in = True
+        self._is_challenge_confirmed = True  # the login answers it
 
-    def refused(
-        self, answer: Response, sent: str | None, needed: Scopes, method: str, earlier: list[bool]
-    ) -> bool:
+    def refused(self, answer: Response, sent: str | None, needed: Scopes) -> bool:
         """Record that the registry has refused a request, so that `header` and `obtain` answer it.
 
         `answer` has been read, and `sent` is the header of the request, or None. Returns whether
-        another login may help. A login that has worked has ended, and of those that have not, one
-        may be refused; `earlier` has whether those refused before had worked, and gets this one.
-        Raises AuthError if the challenge is not supported, or if the credential was refused.
+        another login may help. Raises AuthError if the challenge is not supported, or if the
+        credential was refused.
         """
         grant = self._covering.get(needed)
         is_current = grant is not None and grant.header == sent  # else it was replaced meanwhile
         is_wide = grant is not None and is_current and grant.scopes != needed
-        has_worked = (sent, needed, method in _READING) in self._working
-        if is_current or not has_worked:
-            earlier.append(has_worked)
-        may_help = earlier.count(False) <= 1
-
         is_static = bool(self.credential.registry_token)
         if not says_login_ended(answer):
             if is_wide:
@@ -522,7 +504,7 @@ class Authenticator:
                 # repositories at once.
                 self._demand_exact()
             is_token = sent is not None and sent.startswith("Bearer ") and not is_static
-            return is_token and may_help and (is_wide or not is_current)
+            return is_token and (is_wide or not is_current)
 
         chosen = self._choose_challenge(answer.headers.all("www-authenticate"), sent)
         if chosen is None:
@@ -538,7 +520,7 @@ class Authenticator:
                 if self.cloud_login is None or not self.was_accepted:
                     self.refusal = self._refused_error(self._origin.authority)
                     raise self.refusal.copy_without_context()
-            return may_help
+            return True
         if sent is not None and is_current:
             # Other tokens for the same have probably ended too.
             wanted = self._wanted(needed)
@@ -548,7 +530,7 @@ class Authenticator:
             if is_wide and chosen.error != "invalid_token":
                 self._demand_exact()
         self._learn_scope(chosen, sent, needed)
-        return may_help
+        return True
 
     def _adopt(self, challenge: Challenge) -> None:
         """Answer a challenge from now on. Raises AuthError if its realm must not be asked."""

@@ -385,7 +385,7 @@ class RegistryClient:
         is sent once (I7), so the caller has to handle a refused login, and a success that arrives
         before the last byte was sent. `turn` was taken for it already.
         """
-        refusals: list[bool] = []
+        logins = 0  # after refusals
         while True:
             try:
                 authorization = await self._log_in(call)
@@ -416,7 +416,8 @@ class RegistryClient:
                 is_denied = response.status == 403 or says_login_ended(response)
                 if not is_denied or not exchange.is_home or body is not None:
                     raise self.refusal(exchange)
-                self.refresh_login(exchange, refusals)
+                self.refresh_login(exchange, may_repeat=logins < _MOST_LOGINS)
+                logins += 1
 
     async def _follow(self, exchange: Exchange) -> None:
         """Send a request, and follow its redirects (R4)."""
@@ -499,20 +500,15 @@ class RegistryClient:
         if header != exchange.authorization:
             raise LoginExpired("the request needs another login")
 
-    def refresh_login(
-        self, refused: Exchange, refusals: list[bool], most: int = _MOST_LOGINS
-    ) -> None:
-        """Handle an answer that refuses a login, whose body was read. Returns if its request may be
-        repeated with a new login, as it may `most` times. Otherwise raises the refusal as an error.
-
-        `refusals` are the earlier ones of the request (see `Authenticator.refused`).
+    def refresh_login(self, refused: Exchange, *, may_repeat: bool) -> None:
+        """Handle an answer that refuses a login, whose body was read. Returns if its request is to be
+        repeated with a new login. Otherwise raises the refusal as an error.
         """
-        call = refused.call
         with self._stopping():
             may_help = self.authenticator.refused(
-                refused.response, refused.authorization, call.scopes, call.method, refusals
+                refused.response, refused.authorization, refused.call.scopes
             )
-        if not may_help or len(refusals) > most:
+        if not (may_help and may_repeat):
             raise self.refusal(refused)
 
     @contextmanager
@@ -532,10 +528,10 @@ class RegistryClient:
         the request.
         """
         response, status = exchange.response, exchange.response.status
-        login = exchange.authorization
+        has_login = exchange.authorization is not None
         # With 429 or 5xx the server may not have checked the login.
-        if login is not None and status < 500 and status not in (401, 403, 429):
-            self.authenticator.record_success(login, exchange.call.scopes, exchange.call.method)
+        if has_login and status < 500 and status not in (401, 403, 429):
+            self.authenticator.record_success()
         # Until a registry has answered a request with its login, one request goes at a time.
         is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
         retry_after = self._asked_wait(response)

@@ -193,7 +193,7 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
             headers = SimpleNamespace(all=lambda _, challenge=challenge: [challenge])
             refusal = SimpleNamespace(status=401, headers=headers, body=b"")
             try:
-                if login.refused(refusal, used, needed, "GET", []):
+                if login.refused(refusal, used, needed):
                     while (used := login.header(needed, anyio.current_time())) is NEEDED:
                         await login.obtain(needed)
             except SyncError as error:
