@@ -18,15 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from _regsync import edge
-from _regsync.auth.cloud import (
-    ANONYMOUS_LOGIN,
-    Access,
-    Login,
-    Request,
-    ask,
-    first_found,
-    jwt_lifetime,
-)
+from _regsync.auth.cloud import Access, Login, Request, ask, first_found, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
@@ -136,11 +128,11 @@ def is_configured(access: Access) -> bool:
     return b"tenantId" in _read_cli_file(access, "azureProfile")
 
 
-async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login:
     """Exchange a token of this machine's identity for a registry refresh token (section 6.1).
 
     Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
-    service is asked, and the function returns None if it issues no token.
+    service is asked.
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
@@ -150,11 +142,7 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
         registry,
         missing="Azure identity",
         hint=_IDENTITY_HINT,
-        is_required=not probing_metadata,
     )
-    if token is None:
-        return None
-
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
     form = [
         ("grant_type", "access_token"),
@@ -162,13 +150,7 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
         ("access_token", token.value),
     ]
     request = _form_request(url, form, token.source, _ROLE_HINT, token.value)
-    try:
-        refresh_token = await ask(access, request, partial(_field, "refresh_token"))
-    except AuthError as error:
-        is_refused = error.code == AuthError.code  # not: the registry does not answer
-        if probing_metadata and is_refused:
-            return ANONYMOUS_LOGIN
-        raise
+    refresh_token = await ask(access, request, partial(_field, "refresh_token"))
     now = edge.current().wall()
     life = jwt_lifetime(refresh_token, now)
     credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.source)

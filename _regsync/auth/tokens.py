@@ -155,11 +155,11 @@ class Authenticator:
     @property
     def login_hint(self) -> str:
         """Advice for the user on how to provide a credential."""
-        cloud = "set auth_type (ecr, gar, acr) to see why the cloud's login fails, or "
-        return (
-            f"{cloud if self.cloud_login is not None else ''}log in with a container client "
-            f"(docker login {self._origin.authority}), or configure auth_type: basic"
-        )
+        who = self._origin.authority
+        hint = f"log in with a container client (docker login {who}), or configure auth_type: basic"
+        if self.cloud_login is not None and self.cloud_login.lack:
+            return f"the cloud gives no login ({self.cloud_login.lack}): {hint}"
+        return hint
 
     @property
     def denied_hint(self) -> str:

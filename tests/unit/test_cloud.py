@@ -281,7 +281,7 @@ async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one():
 
 
 async def test_a_metadata_service_that_is_absent_is_asked_once_a_run():
-    cloud = Cloud(None, present=False)
+    cloud = Cloud(AuthError("nobody"), present=False)
     cloud.takes = 1.0
     made = Clouds(access(), lambda name: cloud)
     hosts = iter([ECR, ECR.replace("1234", "4321")] * 2)
@@ -327,7 +327,7 @@ SECRET = "hunter2"
         azure._Token("az login", SECRET),
         google._CredentialFile(access(), "key.json", {"private_key": SECRET}),
         Request("GET", f"https://a/{SECRET}", [("Authorization", SECRET)], SECRET.encode()),
-        Grant(f"Bearer {SECRET}", frozenset(), 0.0, 0.0),
+        Grant(f"Bearer {SECRET}", frozenset(), 0.0),
         Login(Credential("me", SECRET, SECRET, SECRET), 0.0),
     ],
     ids=lambda held: type(held).__name__,
