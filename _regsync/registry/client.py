@@ -532,11 +532,9 @@ class RegistryClient:
         # With 429 or 5xx the server may not have checked the login.
         if has_login and status < 500 and status not in (401, 403, 429):
             self.authenticator.record_success()
-        # Until a registry has answered a request with its login, one request goes at a time.
-        is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
         retry_after = self._asked_wait(response)
         now = anyio.current_time()
-        if not is_gateway_failure(status, retry_after) and not is_first_refusal:
+        if not is_gateway_failure(status, retry_after):
             self._host_at(exchange.origin).record_answer(now)
         if exchange.is_home:
             self._run.last_progress = now
