@@ -44,7 +44,6 @@ _ENDPOINT_API_VERSION = "2019-08-01"  # of the service at IDENTITY_ENDPOINT
 
 _PROBE_SECONDS = 1.0  # timeout of the request that checks whether a metadata service exists
 _TOKEN_SECONDS = 30.0  # timeout for a token from a metadata service
-_LEAST_TOKEN_LIFE = 300.0  # seconds for which a token of the Azure CLI must remain valid
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
@@ -223,17 +222,17 @@ async def _from_metadata(access: Access, cloud: _Cloud) -> _Token | str:
 
 
 async def _from_cli(access: Access, cloud: _Cloud) -> _Token | str:
-    """Take the token that `az login` has stored, or log in with its refresh token."""
+    """Log in with the refresh token that `az login` has stored."""
     try:
-        found = _read_cli_login(access, cloud)
+        request = _read_cli_login(access, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         # The Azure CLI writes these files, and may change their format.
         raise AuthError(
             "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
         ) from None
-    if isinstance(found, Request):
-        return await _ask_directory(access, cloud, found)
-    return found or "az login's ~/.azure"
+    if request is None:
+        return "az login's ~/.azure"
+    return await _ask_directory(access, cloud, request)
 
 
 _SOURCES = (_from_secret, _from_federation, _from_endpoint, _from_metadata, _from_cli)
@@ -299,8 +298,8 @@ def _read_cli_file(access: Access, name: str) -> bytes:
     return access.read(f"{folder}/{name}.json") or b"{}"
 
 
-def _read_cli_login(access: Access, cloud: _Cloud) -> _Token | Request | None:
-    """Return the access token that `az login` has stored, or the request for another one.
+def _read_cli_login(access: Access, cloud: _Cloud) -> Request | None:
+    """Return the token request with the refresh token that `az login` has stored.
 
     Returns None if nobody is logged in to this cloud. The structure of the files is not checked
     before: raises LookupError, TypeError, ValueError and others if it is unknown.
@@ -323,24 +322,12 @@ def _read_cli_login(access: Access, cloud: _Cloud) -> _Token | Request | None:
         for account in cache["Account"].values()
         if account["username"] == subscription["user"]["name"]
     ]
-
-    def entries(section: str) -> list[Any]:
-        """Return the entries of `AccessToken` or `RefreshToken` that are this user's."""
-        return [
-            entry
-            for entry in cache[section].values()
-            if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
-        ]
-
-    until = edge.current().wall() + _LEAST_TOKEN_LIFE
-    audience = f"https://{cloud.audiences[0]}/"
-    for entry in entries("AccessToken"):
-        # `target` contains the scopes of the token, which begin with its audience.
-        is_ours = entry["realm"] == tenant and entry["target"].startswith(audience)
-        if is_ours and float(entry["expires_on"]) > until:
-            return _Token(_CLI_NAME, _text(entry["secret"]))
-
-    newest = max(entries("RefreshToken"), key=lambda each: int(each["last_modification_time"]))
+    stored = [
+        entry
+        for entry in cache["RefreshToken"].values()
+        if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
+    ]
+    newest = max(stored, key=lambda each: int(each["last_modification_time"]))
     refresh_token = _text(newest["secret"])
     form = [
         ("grant_type", "refresh_token"),
