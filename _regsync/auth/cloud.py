@@ -220,10 +220,8 @@ _CLOUD_OF_KIND = {
     "acr": "azure",
 }
 
-# A login is renewed this long before it expires: the larger of a fraction of its lifetime and a
-# number of seconds.
-_EARLY_SHARE = 0.1
-_EARLY_SECONDS = 60.0
+# The fraction of a login's lifetime after which it is renewed.
+_RENEW_AT = 0.9
 
 # Seconds until a failed renewal is repeated, while the old login is still valid.
 _RETRY_SECONDS = 60.0
@@ -307,9 +305,7 @@ class CloudLogin:
         if not life > 0:  # or not a number
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
-        # If the lifetime is short, use the login for at least half of it.
-        time_in_use = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
-        self.renew_at = began + max(time_in_use, life / 2)
+        self.renew_at = began + life * _RENEW_AT
         self._valid_until = began + life
 
     def look_again(self) -> None:
