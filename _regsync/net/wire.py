@@ -179,7 +179,6 @@ class Response:
         self.is_early = False  # whether it came before the whole request was sent
 
         has_body = method != "HEAD" and self.status not in (204, 304)
-        is_content = has_body and self.status in (200, 206)
 
         # The length of the body by its header, None if it has none. A transfer coding overrides the
         # header (RFC 9112 section 6.3).
@@ -188,14 +187,9 @@ class Response:
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body `read_into` has not returned yet. None while h11 parses the
-        # body, until its end. h11 parses a body of unknown length, and the body of an error, because
-        # h11 returns the beginning of a truncated body.
-        self._left: int | None = None
-        if not has_body or self.length == 0:
-            self._left = 0
-        elif is_content:
-            self._left = self.length
+        # How many bytes of the body `read_into` has not returned yet. None while h11 parses a body
+        # of unknown length, until its end.
+        self._left = self.length if has_body else 0
 
         # Bytes of the body that have arrived but were not returned to the caller yet.
         self._unreturned = memoryview(b"")
