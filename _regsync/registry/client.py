@@ -605,19 +605,14 @@ class RegistryClient:
         codes, text = parse_error_body(response.body)
         # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
         text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
-        if status == 429 and quota_wait(response.headers.get, 0.0) is not None:
-            text = f"the quota is used up; {text}" if text else "the quota is used up"
         error = RegistryError(
             f"status {status}: {text}" if text else f"status {status}",
             status=status,
             codes=codes,
             retry_after=self._asked_wait(response),
         )
-        login = self.authenticator
-        if status == 429 and login.is_anonymous:
-            error.hint = f"{login.login_hint}, for a higher limit"
-        elif status in (401, 403):
-            error.hint = login.denied_hint
+        if status in (401, 403):
+            error.hint = self.authenticator.denied_hint
         return error
 
 
