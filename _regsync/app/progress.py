@@ -102,24 +102,26 @@ def describe_registries(
     it is the same. It is brought up to date.
     """
     texts = dict[str, str]()  # by host; each has the first text that applies
-    for reach in sorted(transport.reaches, key=lambda reach: reach.since):
-        if reach.is_out:
-            texts[reach.name] = f"{reach.describe_wait()}, {duration_text(now - reach.since)}"
-    for host, lane in transport.throttled_lanes.items():
+    hosts = transport.hosts.values()
+    for host in sorted(hosts, key=lambda host: host.since):
+        if host.is_out:
+            texts[host.name] = f"{host.describe_wait()}, {duration_text(now - host.since)}"
+    for name, lane in transport.throttled_lanes.items():
         if lane.paused_until > now:
             pause = duration_text(lane.paused_until - now)
-            text = f"{host} is throttled (429), window {lane.width:.0f}, next try in {pause}"
-            texts.setdefault(host, text)
+            text = f"{name} is throttled (429), window {lane.width:.0f}, next try in {pause}"
+            texts.setdefault(name, text)
 
     # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
     byte_count = transport.blob_bytes + transport.bytes_sent
-    for host, limits in transport.limits.items():
-        request_count = transport.requests[host].total() if host in transport.requests else 0
-        is_idle = limits.used == 0
+    for host in hosts:
+        name = host.name
+        request_count = transport.requests[name].total() if name in transport.requests else 0
+        is_idle = host.used == 0
         sign = (request_count, byte_count, now if is_idle else None)
-        if host not in signs or signs[host][0] != sign:
-            signs[host] = (sign, now)
-        silence = now - signs[host][1]
+        if name not in signs or signs[name][0] != sign:
+            signs[name] = (sign, now)
+        silence = now - signs[name][1]
         if silence >= SILENCE_SECONDS:
-            texts.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
+            texts.setdefault(name, f"{name} has not answered for {duration_text(silence)}")
     return tuple(texts.values())

@@ -103,9 +103,9 @@ class Run:
         self.machine = machine
         self.pool = pool
         self.gate = Gate()
-        # By `Origin.address`: the first client of each registry; other hosts that were asked.
+        # By `Origin.address`: the first client of each registry; all hosts that were asked.
         self.clients_at: dict[tuple[str, str, int], RegistryClient] = {}
-        self.others: dict[tuple[str, str, int], HostLimits] = {}
+        self.hosts: dict[tuple[str, str, int], HostLimits] = {}
 
         # By host:port, for the report and the progress display: requests by action, responses with
         # status 429, and the lane of the last request that got one.
@@ -123,12 +123,9 @@ class Run:
 
     def host_at(self, origin: Origin) -> HostLimits:
         """Return the host at an origin: a registry, or another one."""
-        client = self.clients_at.get(origin.address)
-        if client is not None:
-            return client.limits
-        if origin.address not in self.others:
-            self.others[origin.address] = self.new_host(origin.authority, origin)
-        return self.others[origin.address]
+        if origin.address not in self.hosts:
+            self.hosts[origin.address] = self.new_host(origin.authority, origin)
+        return self.hosts[origin.address]
 
     async def fetch(
         self,
