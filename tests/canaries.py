@@ -242,21 +242,6 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {
         ".azure/azureProfile.json": {"subscriptions": [AZURE_PROFILE]},
         ".azure/msal_token_cache.json": {**azure_cache("az login, renewal"), "AccessToken": {}},
     },
-    "Azure token": {
-        ".azure/azureProfile.json": {"subscriptions": [AZURE_PROFILE]},
-        ".azure/msal_token_cache.json": {
-            **azure_cache("refresh token beside a valid one"),
-            "AccessToken": {
-                "1": {
-                    **AZURE_ACCOUNT,
-                    "realm": TENANT,
-                    "target": "https://containerregistry.azure.net/.default",
-                    "expires_on": "1900000000",
-                    "secret": "<az login access token|.>",
-                }
-            },
-        },
-    },
     "Google user": {**GOOGLE_VARIABLE, "google.json": GOOGLE_USER},
     "Google key": {
         **GOOGLE_VARIABLE,
@@ -304,7 +289,7 @@ VARIANTS: Mapping[str, tuple[str, str, str, str]] = {
     "of files": ("AWS web identity", "Azure federated", "Google key", GOOGLE),
     "of containers": ("AWS container", "Azure service", "Google subject", GOOGLE_STS),
     "of logins": ("AWS SSO", "Azure session", "Google workforce", GOOGLE_STS),
-    "of sessions": ("AWS profile", "Azure token", "Google impersonation", IMPERSONATION),
+    "of sessions": ("AWS profile", "Azure session", "Google impersonation", IMPERSONATION),
     "of a pod": ("AWS pod", "Azure secret", "Google user", GOOGLE),
     "of machines": ("machine", "machine", "machine", IMDS),
 }

@@ -334,10 +334,8 @@ def closing(request: Request, answer: Answer) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("times", [2, 3])
-async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_fail(
-    transfer, times
-):
+@pytest.mark.parametrize("times", [5, 6])
+async def test_a_login_that_expires_between_chunks_is_renewed_five_times(transfer, times):
     way = transfer(BIG)
     target = way.world.registry(ACR, auth=TokenService({"u": "p"}))
     way.send_to(target.app, target.url, **LOGIN)
@@ -345,9 +343,9 @@ async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_f
     challenge = {"service": "registry.test", "error": "invalid_token"}
     expired.first(times).challenge(realm=f"http://{ACR}/token", **challenge)
     ran = await way.copy()
-    assert way.spans() == [SPANS[0], *[SPANS[1]] * 3]
+    assert way.spans() == [SPANS[0], *[SPANS[1]] * 6]
     way.taker.journal.matching("POST", "upload_start").exactly(2)
-    if times == 2:
+    if times == 5:
         way.arrived(ran)
         assert len(way.pulls()) == 1
     else:
@@ -1027,7 +1025,7 @@ async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
 
 
 async def test_a_login_that_ends_before_the_first_piece_comes_is_renewed_for_the_body(transfer):
-    tokens = TokenService({"u": "p"}, expires_in=None, lifetime=70, now=anyio.current_time)
+    tokens = TokenService({"u": "p"}, expires_in=70, lifetime=70, now=anyio.current_time)
     way = transfer(SIZE, auth=tokens)
     way.registries["target"] = {"url": way.target.url, **LOGIN}
     way.on_pull().delay(50)

@@ -169,7 +169,8 @@ SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+prettyjws"
 ANSWERS = {
     "denied": (PUSH, DENIED, False, f"AUTH_ERROR: push blob T/app@DIGEST: {REFUSED}", ANONYMOUS.format("T")),
     "denied to us": (PUSH, DENIED, True, f"AUTH_ERROR: push blob T/app@DIGEST: {REFUSED}", RIGHTS),
-    "quota": (PULL, QUOTA, False, QUOTA_TOLD, f"{LOGIN.format('S')}, for a higher limit"),
+    "quota": (PULL, QUOTA, False, QUOTA_TOLD,
+        "run again later, or log in with an account that has a higher limit"),
     "quota of ours": (PULL, QUOTA, True, QUOTA_TOLD,
         "run again later, or log in with an account that has a higher limit"),
     "no project": (PUSH, error(404, "NOT_FOUND", "project app not found"), False,

@@ -455,7 +455,10 @@ async def test_public_images_need_another_right_or_none(machine):
 
 async def test_a_guess_asks_the_metadata_service_alone(machine):
     guess: dict[str, Any] = {"auth_type": None}
-    assert "none are configured or found" in await machine.refused(PRIVATE, **guess)
+    told = await machine.refused(PRIVATE, **guess)
+    assert "none are configured or found" in told
+    assert "the cloud gives no login" in told
+    assert "looked at the EC2 metadata service" in told
     assert machine.aws.requests == ["imds", "imds"], "which is there, and has no role for it"
     instance(machine)
     machine.config("[default]\nregion = eu-west-1\noutput = json\n[profile a]\nrole_arn = x\n")

@@ -133,17 +133,12 @@ def by_machine(machine: InAzure) -> None:
     machine.answer(machine.directory, IMDS, scheme="http")
 
 
-def by_command_line(machine: InAzure, **of: str) -> None:
-    for name, text in session(machine.cloud, machine.world.wall(), **of).items():
+def by_command_line(machine: InAzure) -> None:
+    for name, text in session(machine.cloud, machine.world.wall()).items():
         machine.write(f".azure/{name}", text)
 
 
-def session(
-    cloud: Cloud,
-    now: float,
-    token: str = "a-token",
-    audience: str = "https://management.core.windows.net/",
-) -> dict[str, str]:
+def session(cloud: Cloud, now: float) -> dict[str, str]:
     """Return what the command line leaves behind: the profile as it is documented, the cache by msal
     itself.
     """
@@ -155,7 +150,7 @@ def session(
         for each in ({"uid": "oid", "utid": TENANT}, {**who, "aud": COMMAND_LINE})
     )
     answer = {
-        "access_token": token,
+        "access_token": "a-token",
         "refresh_token": SECRETS["refresh"],
         "expires_in": 3600,
         "client_info": client_info,
@@ -165,7 +160,7 @@ def session(
     }
     event = {
         "client_id": COMMAND_LINE,
-        "scope": [f"{audience}/.default"],
+        "scope": ["https://management.core.windows.net//.default"],
         "token_endpoint": f"https://{cloud.authority}/{TENANT}/oauth2/v2.0/token",
         "response": answer,
     }
@@ -550,28 +545,6 @@ async def test_the_newest_refresh_token_of_the_account_is_taken(machine):
     machine.change("msal_token_cache.json", more)
     await machine.login()
     assert only(machine.heard).form["refresh_token"] == SECRETS["refresh"]
-
-
-@pytest.mark.parametrize("cloud", sorted(CLOUDS))
-async def test_a_token_that_the_command_line_has_got_is_taken_while_it_is_good(in_cloud, cloud):
-    machine = in_cloud(cloud)
-    audience = machine.cloud.audiences[0]
-    token = machine.directory._make_token(APP, audience)
-    by_command_line(machine, token=token, audience=audience)
-    kept = (machine.home / CACHE).read_text()
-    await anyio.sleep(3299)  # of 3600
-    await machine.login()
-    assert machine.heard == []
-    machine.change(
-        "msal_token_cache.json",
-        lambda cache: only([*cache["AccessToken"].values()]).update(realm="other"),
-    )
-    await machine.login()
-    assert len(machine.heard) == 1, "a token for another tenant"
-    machine.write(CACHE, kept)
-    await anyio.sleep(2)
-    await machine.login()
-    assert len(machine.heard) == 2, "it ends too soon"
 
 
 async def test_the_directory_of_the_session_is_configurable(machine):

@@ -98,18 +98,20 @@ def describe_registries(transport: Transport, start: float, now: float) -> tuple
     A registry is slow if nothing moves anywhere, and a request waits for its answer.
     """
     texts = dict[str, str]()  # by host; each has the first text that applies
-    for reach in sorted(transport.reaches, key=lambda reach: reach.since):
-        if reach.is_out:
-            texts[reach.name] = f"{reach.describe_wait()}, {duration_text(now - reach.since)}"
-    for host, lane in transport.throttled_lanes.items():
+    hosts = transport.hosts.values()
+    for host in sorted(hosts, key=lambda host: host.since):
+        if host.is_out:
+            texts[host.name] = f"{host.describe_wait()}, {duration_text(now - host.since)}"
+    for name, lane in transport.throttled_lanes.items():
         if lane.paused_until > now:
             pause = duration_text(lane.paused_until - now)
-            text = f"{host} is throttled (429), window {lane.width:.0f}, next try in {pause}"
-            texts.setdefault(host, text)
+            text = f"{name} is throttled (429), window {lane.width:.0f}, next try in {pause}"
+            texts.setdefault(name, text)
 
     silence = now - max(start, transport.last_progress)
     if silence >= SILENCE_SECONDS:
-        for host, limits in transport.limits.items():
-            if limits.used:
-                texts.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
+        for host in hosts:
+            if host.used:
+                text = f"{host.name} has not answered for {duration_text(silence)}"
+                texts.setdefault(host.name, text)
     return tuple(texts.values())

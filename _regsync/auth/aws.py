@@ -21,16 +21,7 @@ from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from _regsync import edge
-from _regsync.auth.cloud import (
-    ANONYMOUS_LOGIN,
-    Access,
-    Found,
-    Login,
-    Request,
-    ask,
-    first_found,
-    shown_host,
-)
+from _regsync.auth.cloud import Access, Found, Login, Request, ask, first_found, shown_host
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.crypto import hash_hex, hmac_bytes, name_hash
@@ -102,12 +93,11 @@ def is_configured(access: Access) -> bool:
     return bool(settings.profile.keys() - _OTHER_SETTINGS)
 
 
-async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login:
     """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
     Raises AuthError if there are no keys, or if they do not permit it. If `probing_metadata` is
-    true, keys are only requested from EC2's metadata service, and the function returns None if that
-    service issues none.
+    true, keys are only requested from EC2's metadata service.
     """
     is_public = registry.kind == "ecr_public"
     # None for another host name, such as a proxy's, which `auth_type` configures as ECR.
@@ -127,24 +117,14 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
         missing="AWS credentials",
         hint="give this machine or container a role, or set AWS_PROFILE, "
         "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
-        is_required=not probing_metadata,
     )
-    if keys is None:
-        return None
-
     service = "ecr-public" if is_public else "ecr"
     region = region or settings.region
     # Where the registry's host is a FIPS endpoint, its API's is too.
     url = settings.url_of(service, region, use_fips=bool(ecr_host and ecr_host["fips"]))
     request = _password_request(service, url, keys.source)
     request = sign(keys, request, service, region, edge.current().wall())
-    try:
-        return await ask(access, request, partial(_read_login, keys.source))
-    except AuthError as error:
-        is_refused = error.code == AuthError.code  # not: the service does not answer
-        if probing_metadata and is_public and is_refused:
-            return ANONYMOUS_LOGIN
-        raise
+    return await ask(access, request, partial(_read_login, keys.source))
 
 
 def _password_request(service: str, url: str, source: str) -> Request:

@@ -18,15 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from _regsync import edge
-from _regsync.auth.cloud import (
-    ANONYMOUS_LOGIN,
-    Access,
-    Login,
-    Request,
-    ask,
-    first_found,
-    jwt_lifetime,
-)
+from _regsync.auth.cloud import Access, Login, Request, ask, first_found, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
@@ -52,7 +44,6 @@ _ENDPOINT_API_VERSION = "2019-08-01"  # of the service at IDENTITY_ENDPOINT
 
 _PROBE_SECONDS = 1.0  # timeout of the request that checks whether a metadata service exists
 _TOKEN_SECONDS = 30.0  # timeout for a token from a metadata service
-_LEAST_TOKEN_LIFE = 300.0  # seconds for which a token of the Azure CLI must remain valid
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
@@ -136,11 +127,11 @@ def is_configured(access: Access) -> bool:
     return b"tenantId" in _read_cli_file(access, "azureProfile")
 
 
-async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login:
     """Exchange a token of this machine's identity for a registry refresh token (section 6.1).
 
     Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
-    service is asked, and the function returns None if it issues no token.
+    service is asked.
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
@@ -150,11 +141,7 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
         registry,
         missing="Azure identity",
         hint=_IDENTITY_HINT,
-        is_required=not probing_metadata,
     )
-    if token is None:
-        return None
-
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
     form = [
         ("grant_type", "access_token"),
@@ -162,13 +149,7 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
         ("access_token", token.value),
     ]
     request = _form_request(url, form, token.source, _ROLE_HINT, token.value)
-    try:
-        refresh_token = await ask(access, request, partial(_field, "refresh_token"))
-    except AuthError as error:
-        is_refused = error.code == AuthError.code  # not: the registry does not answer
-        if probing_metadata and is_refused:
-            return ANONYMOUS_LOGIN
-        raise
+    refresh_token = await ask(access, request, partial(_field, "refresh_token"))
     now = edge.current().wall()
     life = jwt_lifetime(refresh_token, now)
     credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.source)
@@ -241,17 +222,17 @@ async def _from_metadata(access: Access, cloud: _Cloud) -> _Token | str:
 
 
 async def _from_cli(access: Access, cloud: _Cloud) -> _Token | str:
-    """Take the token that `az login` has stored, or log in with its refresh token."""
+    """Log in with the refresh token that `az login` has stored."""
     try:
-        found = _read_cli_login(access, cloud)
+        request = _read_cli_login(access, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         # The Azure CLI writes these files, and may change their format.
         raise AuthError(
             "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
         ) from None
-    if isinstance(found, Request):
-        return await _ask_directory(access, cloud, found)
-    return found or "az login's ~/.azure"
+    if request is None:
+        return "az login's ~/.azure"
+    return await _ask_directory(access, cloud, request)
 
 
 _SOURCES = (_from_secret, _from_federation, _from_endpoint, _from_metadata, _from_cli)
@@ -317,8 +298,8 @@ def _read_cli_file(access: Access, name: str) -> bytes:
     return access.read(f"{folder}/{name}.json") or b"{}"
 
 
-def _read_cli_login(access: Access, cloud: _Cloud) -> _Token | Request | None:
-    """Return the access token that `az login` has stored, or the request for another one.
+def _read_cli_login(access: Access, cloud: _Cloud) -> Request | None:
+    """Return the token request with the refresh token that `az login` has stored.
 
     Returns None if nobody is logged in to this cloud. The structure of the files is not checked
     before: raises LookupError, TypeError, ValueError and others if it is unknown.
@@ -341,24 +322,12 @@ def _read_cli_login(access: Access, cloud: _Cloud) -> _Token | Request | None:
         for account in cache["Account"].values()
         if account["username"] == subscription["user"]["name"]
     ]
-
-    def entries(section: str) -> list[Any]:
-        """Return the entries of `AccessToken` or `RefreshToken` that are this user's."""
-        return [
-            entry
-            for entry in cache[section].values()
-            if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
-        ]
-
-    until = edge.current().wall() + _LEAST_TOKEN_LIFE
-    audience = f"https://{cloud.audiences[0]}/"
-    for entry in entries("AccessToken"):
-        # `target` contains the scopes of the token, which begin with its audience.
-        is_ours = entry["realm"] == tenant and entry["target"].startswith(audience)
-        if is_ours and float(entry["expires_on"]) > until:
-            return _Token(_CLI_NAME, _text(entry["secret"]))
-
-    newest = max(entries("RefreshToken"), key=lambda each: int(each["last_modification_time"]))
+    stored = [
+        entry
+        for entry in cache["RefreshToken"].values()
+        if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
+    ]
+    newest = max(stored, key=lambda each: int(each["last_modification_time"]))
     refresh_token = _text(newest["secret"])
     form = [
         ("grant_type", "refresh_token"),

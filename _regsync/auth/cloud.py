@@ -38,12 +38,8 @@ Fetch = Callable[..., Awaitable[Response]]
 class Login(NamedTuple):
     """A credential that a cloud has issued for a registry."""
 
-    credential: Credential  # its fields are empty for anonymous access
+    credential: Credential
     expires: float  # seconds since 1970; math.inf if unknown
-
-
-# The login of a machine's identity that has no rights at a registry with public images.
-ANONYMOUS_LOGIN = Login(Credential(), math.inf)
 
 
 class Access(NamedTuple):
@@ -62,13 +58,11 @@ class CloudModule(Protocol):
         No request is sent. Raises AuthError or ConfigError if a file is broken.
         """
 
-    async def log_in(
-        self, access: Access, registry: Registry, *, probing_metadata: bool
-    ) -> Login | None:
+    async def log_in(self, access: Access, registry: Registry, *, probing_metadata: bool) -> Login:
         """Log in to a registry with the first identity that this machine has.
 
         Raises AuthError if there is none, or if the login is refused. If `probing_metadata` is
-        true, only the cloud's metadata service is asked; None means that it issues no identity.
+        true, only the cloud's metadata service is asked.
         """
 
 
@@ -199,12 +193,11 @@ async def first_found(
     *,
     missing: str,
     hint: str,
-    is_required: bool,
-) -> Found | None:
-    """Return what the first source has that has anything, or None.
+) -> Found:
+    """Return what the first source has that has anything.
 
-    A source that has nothing returns the name of the place where it looked. If `is_required`, and
-    no source has anything, raises AuthError, which names what is `missing`, and all these places.
+    A source that has nothing returns the name of the place where it looked. If no source has
+    anything, raises AuthError, which names what is `missing`, and all these places.
     """
     places: list[str] = []
     for source in sources:
@@ -212,8 +205,6 @@ async def first_found(
         if not isinstance(found, str):
             return found
         places.append(found)
-    if not is_required:
-        return None
     text = f"no {missing} for {registry.authority}; looked at {', '.join(places)}"
     raise AuthError(f"registry {registry.alias!r}: {text}", hint=hint, fatal=True)
 
@@ -229,10 +220,8 @@ _CLOUD_OF_KIND = {
     "acr": "azure",
 }
 
-# A login is renewed this long before it expires: the larger of a fraction of its lifetime and a
-# number of seconds.
-_EARLY_SHARE = 0.1
-_EARLY_SECONDS = 60.0
+# The fraction of a login's lifetime after which it is renewed.
+_RENEW_AT = 0.9
 
 # Seconds until a failed renewal is repeated, while the old login is still valid.
 _RETRY_SECONDS = 60.0
@@ -243,15 +232,14 @@ class CloudLogin:
 
     `probing_metadata` is true if nothing on this machine configures an identity. In this case only
     the metadata service is asked, and the absence of a login is no error until the service has
-    issued one.
+    issued one: the images may be public.
     """
 
-    def __init__(
-        self, log_in: Callable[..., Awaitable[Login | None]], *, probing_metadata: bool
-    ) -> None:
+    def __init__(self, log_in: Callable[..., Awaitable[Login]], *, probing_metadata: bool) -> None:
         self._log_in = log_in  # see `CloudModule`; access and registry are set
         self._probing_metadata = probing_metadata
 
+        self.lack = ""  # why there is no login, although that is no error
         # The current credential, which may have expired. None if there is none.
         self._credential: Credential | None = None
         self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
@@ -298,7 +286,10 @@ class CloudLogin:
         try:
             self._accept(await self._log_in(probing_metadata=is_probe), began)
         except (SyncError, ConfigError) as error:
-            if began < self._valid_until:
+            if is_probe and error.code == AuthError.code:  # not: a service does not work
+                self.lack = error.message
+                self.renew_at = math.inf  # until `look_again`
+            elif began < self._valid_until:
                 self.renew_at = began + _RETRY_SECONDS
             elif isinstance(error, ConfigError):  # a file that cannot be read
                 self._error = AuthError(error.message, hint=error.hint, fatal=True)
@@ -306,23 +297,15 @@ class CloudLogin:
                 self._error = error
         self._renewals += 1
 
-    def _accept(self, login: Login | None, began: float) -> None:
-        """Store a login that was requested at time `began`, and set its renewal time.
-
-        Without a login the metadata service is not asked again until `look_again`.
-        """
-        if login is None:
-            self.renew_at = math.inf
-            return
+    def _accept(self, login: Login, began: float) -> None:
+        """Store a login that was requested at time `began`, and set its renewal time."""
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - edge.current().wall()
         if not life > 0:  # or not a number
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
-        # If the lifetime is short, use the login for at least half of it.
-        time_in_use = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
-        self.renew_at = began + max(time_in_use, life / 2)
+        self.renew_at = began + life * _RENEW_AT
         self._valid_until = began + life
 
     def look_again(self) -> None:

@@ -106,11 +106,11 @@ def is_configured(access: Access) -> bool:
     return bool(path) and access.read(path) is not None
 
 
-async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login:
     """Request an access token, which is the password of all of Google's registries.
 
     Raises AuthError if this machine has no identity. If `probing_metadata` is true, only the
-    metadata server is asked, and the function returns None if it issues no token.
+    metadata server is asked.
     """
     by_metadata = partial(_log_in_by_metadata, access, is_probe=probing_metadata)
     return await first_found(
@@ -119,7 +119,6 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
         missing="Google identity",
         hint=f"{_LOGIN_HINT}, name a key file in {_FILE_VARIABLE}, or {_ATTACH_HINT}; "
         "for public images use auth_type: anonymous",
-        is_required=not probing_metadata,
     )
 
 

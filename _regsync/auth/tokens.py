@@ -47,9 +47,6 @@ Scopes = frozenset[tuple[str, str]]
 # What `header` returns if `obtain` has to be called first.
 NEEDED = "needed"
 
-# Methods that read. That a token lets them in says nothing about writing.
-_READING = ("GET", "HEAD")
-
 # The largest number of repositories that one token request names (docs/design.md section 6, rule
 # 2). Even with the longest names, the URL stays below the limits of all known servers.
 _MOST_REPOSITORIES = 8
@@ -76,12 +73,11 @@ _REFUSED_HINT = "check the user name, and whether the password or token has expi
 
 
 class Grant(NamedTuple):
-    """A header that may be sent, and what for. Times are seconds of the event loop's clock."""
+    """A header that may be sent, and what for."""
 
     header: str
     scopes: Scopes
-    renew_at: float
-    renew_before_body: float  # a request with a body cannot be repeated
+    renew_at: float  # in seconds of the event loop's clock
 
     def __repr__(self) -> str:
         return "<Grant>"  # it holds a secret
@@ -127,8 +123,7 @@ class Authenticator:
 
         self._grants: dict[Scopes, Grant] = {}  # all tokens, the newest last
         self._covering: dict[Scopes, Grant] = {}  # what goes with requests that need these scopes
-        # With which header the registry has let in what, and whether it was to read.
-        self._working = set[tuple[str | None, Scopes, bool]]()
+        self.has_let_in = False  # whether a request with a login was let in, in this run
 
         # Logins are obtained one after the other, because each may serve the next request too. If
         # tokens are exact, this holds for each set of scopes by itself. All who wait for a login
@@ -160,11 +155,11 @@ class Authenticator:
     @property
     def login_hint(self) -> str:
         """Advice for the user on how to provide a credential."""
-        cloud = "set auth_type (ecr, gar, acr) to see why the cloud's login fails, or "
-        return (
-            f"{cloud if self.cloud_login is not None else ''}log in with a container client "
-            f"(docker login {self._origin.authority}), or configure auth_type: basic"
-        )
+        who = self._origin.authority
+        hint = f"log in with a container client (docker login {who}), or configure auth_type: basic"
+        if self.cloud_login is not None and self.cloud_login.lack:
+            return f"the cloud gives no login ({self.cloud_login.lack}): {hint}"
+        return hint
 
     @property
     def denied_hint(self) -> str:
@@ -187,11 +182,11 @@ class Authenticator:
         as out of date.
         """
         now = anyio.current_time()
-        ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
+        ended = {each.header for each in self._grants.values() if not _serves(each, now)}
         self._drop(ended)
         self._planned.clear()
         self._failures.clear()
-        self._working.clear()
+        self.has_let_in = False
         self._is_challenge_confirmed = False
         # The account may have been unlocked since the last run.
         self._rejected = self.refusal = None
@@ -233,10 +228,10 @@ class Authenticator:
 
     # Before a request.
 
-    def header(self, needed: Scopes, now: float, *, for_body: bool = False) -> str | None:
+    def header(self, needed: Scopes, now: float) -> str | None:
         """Return the header to send: None for none, NEEDED if `obtain` has to be called first.
 
-        `now` is in seconds of the event loop's clock. `for_body`: the request cannot be repeated.
+        `now` is in seconds of the event loop's clock.
         """
         static_token = self.credential.registry_token  # sent as it is, without a token service
         # Over plain http, which can be overheard, it is only sent if the registry asks for a login.
@@ -245,9 +240,9 @@ class Authenticator:
         if self._challenge is None:
             return None
         grant = self._covering.get(needed)
-        return grant.header if grant is not None and _serves(grant, now, for_body) else NEEDED
+        return grant.header if grant is not None and _serves(grant, now) else NEEDED
 
-    async def obtain(self, needed: Scopes, *, for_body: bool = False) -> None:
+    async def obtain(self, needed: Scopes) -> None:
         """Obtain a login. Who then finds that `header` still says NEEDED calls this again.
 
         Concurrent callers share one request. Raises SyncError if there is no login, or if it was
@@ -263,13 +258,13 @@ class Authenticator:
                 raise failure.copy_without_context() from failure
             if self._challenge is None or self._lock_key(needed) != key:
                 return
-            if self._find_token(needed, for_body):
+            if self._find_token(needed):
                 return
             try:
                 if self._challenge.scheme == "basic":
                     await self._obtain_password(needed)
                 else:
-                    await self._obtain_token(needed, for_body)
+                    await self._obtain_token(needed)
             except SyncError as error:
                 is_final = isinstance(error, AuthError) and error.fatal
                 if is_final:
@@ -289,14 +284,9 @@ class Authenticator:
         # A password that may be wrong is sent by one task alone.
         return needed if self._wants_exact and self.has_let_in else None
 
-    @property
-    def has_let_in(self) -> bool:
-        """Whether the registry has let in a request with a login in this run."""
-        return bool(self._working)
-
     def is_on_trial(self, sent: str | None) -> bool:
         """Report whether a header shows a password that may be wrong."""
-        return not self._working and sent is not None and sent == self.credential.basic
+        return not self.has_let_in and sent is not None and sent == self.credential.basic
 
     async def _renew_credential(self) -> None:
         """Update `credential` from the cloud login, if there is one, which renews it when it is due
@@ -323,9 +313,9 @@ class Authenticator:
         renew_at = math.inf
         if self.cloud_login is not None:  # at least this request is sent before the next renewal
             renew_at = max(self.cloud_login.renew_at, anyio.current_time() + 1.0)
-        self._covering[needed] = Grant(basic, needed, renew_at, renew_at)
+        self._covering[needed] = Grant(basic, needed, renew_at)
 
-    def _find_token(self, needed: Scopes, for_body: bool) -> bool:
+    def _find_token(self, needed: Scopes) -> bool:
         """Look for the newest token that serves a request. Returns whether there is one."""
         wanted = self._wanted(needed)
         grants: Iterable[Grant | None] = reversed([*self._grants.values()])
@@ -333,7 +323,7 @@ class Authenticator:
             grants = [self._grants.get(wanted)]
         is_for_all = self._challenge is not None and self._challenge.scope
         for grant in grants:
-            if grant is None or not _serves(grant, anyio.current_time(), for_body):
+            if grant is None or not _serves(grant, anyio.current_time()):
                 continue
             if wanted <= grant.scopes or is_for_all:
                 self._covering[needed] = grant
@@ -350,26 +340,26 @@ class Authenticator:
             (name, _more(actions, self._planned.get(name))) for name, actions in needed
         )
 
-    def _with_planned(self, wanted: Scopes, for_body: bool) -> Scopes:
+    def _with_planned(self, wanted: Scopes) -> Scopes:
         """Return the wanted scopes, and planned ones that no token covers yet."""
         is_for_all = self._challenge is not None and self._challenge.scope
         if self._wants_exact or is_for_all or wanted in self._learnt:
             return wanted
         now = anyio.current_time()
         grants = self._grants.values()
-        live = [grant.scopes for grant in grants if _serves(grant, now, for_body)]
+        live = [grant.scopes for grant in grants if _serves(grant, now)]
         covered = wanted.union(*live)
         more = [scope for scope in self._planned.items() if scope not in covered]
         return wanted.union(more[: _MOST_REPOSITORIES - len(wanted)])
 
-    async def _obtain_token(self, needed: Scopes, for_body: bool) -> None:
+    async def _obtain_token(self, needed: Scopes) -> None:
         """Request a token, and store it. If the service may have refused it because of more scopes
         than are needed, tokens have exact scopes from now on, and nothing is stored.
 
         Raises SyncError if there is no token.
         """
         await self._renew_credential()
-        wanted = self._with_planned(self._wanted(needed), for_body)
+        wanted = self._with_planned(self._wanted(needed))
         began = anyio.current_time()
         used = self.credential
         answer = await self._request_token(wanted, needed)
@@ -450,12 +440,12 @@ class Authenticator:
         lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
             lifetime = jwt_lifetime(token, edge.current().wall())
-        # A token of unknown lifetime serves requests that can be repeated until it is refused.
-        renew_at, renew_before_body = math.inf, began + _SHORTEST_LIFE
+        # A token of unknown lifetime serves until it is refused.
+        renew_at = math.inf
         with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
-            renew_at = renew_before_body = began + seconds * _RENEW_AT
-        return Grant(f"Bearer {token}", scopes, renew_at, renew_before_body)
+            renew_at = began + seconds * _RENEW_AT
+        return Grant(f"Bearer {token}", scopes, renew_at)
 
     def _token_error(self, answer: Response, wanted: Scopes, needed: Scopes) -> SyncError:
         """Return the error for an error status of the token service: a RegistryError if a later
@@ -492,30 +482,21 @@ class Authenticator:
 
     # After a request.
 
-    def record_success(self, sent: str, needed: Scopes, method: str) -> None:
-        """Record that the registry has let a request with this header in."""
-        self.was_accepted = True
-        self._is_challenge_confirmed = True  # the header answers it
-        self._working.add((sent, needed, method in _READING))
+    def record_success(self) -> None:
+        """Record that the registry has let in a request with a login."""
+        self.was_accepted = self.has_let_in = True
+        self._is_challenge_confirmed = True  # the login answers it
 
-    def refused(
-        self, answer: Response, sent: str | None, needed: Scopes, method: str, earlier: list[bool]
-    ) -> bool:
+    def refused(self, answer: Response, sent: str | None, needed: Scopes) -> bool:
         """Record that the registry has refused a request, so that `header` and `obtain` answer it.
 
         `answer` has been read, and `sent` is the header of the request, or None. Returns whether
-        another login may help. A login that has worked has ended, and of those that have not, one
-        may be refused; `earlier` has whether those refused before had worked, and gets this one.
-        Raises AuthError if the challenge is not supported, or if the credential was refused.
+        another login may help. Raises AuthError if the challenge is not supported, or if the
+        credential was refused.
         """
         grant = self._covering.get(needed)
         is_current = grant is not None and grant.header == sent  # else it was replaced meanwhile
         is_wide = grant is not None and is_current and grant.scopes != needed
-        has_worked = (sent, needed, method in _READING) in self._working
-        if is_current or not has_worked:
-            earlier.append(has_worked)
-        may_help = earlier.count(False) <= 1
-
         is_static = bool(self.credential.registry_token)
         if not says_login_ended(answer):
             if is_wide:
@@ -523,7 +504,7 @@ class Authenticator:
                 # repositories at once.
                 self._demand_exact()
             is_token = sent is not None and sent.startswith("Bearer ") and not is_static
-            return is_token and may_help and (is_wide or not is_current)
+            return is_token and (is_wide or not is_current)
 
         chosen = self._choose_challenge(answer.headers.all("www-authenticate"), sent)
         if chosen is None:
@@ -539,17 +520,17 @@ class Authenticator:
                 if self.cloud_login is None or not self.was_accepted:
                     self.refusal = self._refused_error(self._origin.authority)
                     raise self.refusal.copy_without_context()
-            return may_help
+            return True
         if sent is not None and is_current:
-            # Other tokens for the same are older, and have probably ended too.
+            # Other tokens for the same have probably ended too.
             wanted = self._wanted(needed)
-            older = (each.header for each in self._grants.values() if wanted <= each.scopes)
-            self._drop({sent, *older})
+            others = (each.header for each in self._grants.values() if wanted <= each.scopes)
+            self._drop({sent, *others})
             # Some registries read only the first scope of a token, and refuse it for the others.
             if is_wide and chosen.error != "invalid_token":
                 self._demand_exact()
         self._learn_scope(chosen, sent, needed)
-        return may_help
+        return True
 
     def _adopt(self, challenge: Challenge) -> None:
         """Answer a challenge from now on. Raises AuthError if its realm must not be asked."""
@@ -620,8 +601,8 @@ def _retire_secret(*secrets: str) -> None:
     forget_secret(*secrets)
 
 
-def _serves(grant: Grant, now: float, for_body: bool) -> bool:
-    return now < (grant.renew_before_body if for_body else grant.renew_at)
+def _serves(grant: Grant, now: float) -> bool:
+    return now < grant.renew_at
 
 
 def _more(actions: str, planned: str | None) -> str:

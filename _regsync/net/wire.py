@@ -179,7 +179,6 @@ class Response:
         self.is_early = False  # whether it came before the whole request was sent
 
         has_body = method != "HEAD" and self.status not in (204, 304)
-        is_content = has_body and self.status in (200, 206)
 
         # The length of the body by its header, None if it has none. A transfer coding overrides the
         # header (RFC 9112 section 6.3).
@@ -188,14 +187,9 @@ class Response:
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body `read_into` has not returned yet. None while h11 parses the
-        # body, until its end. h11 parses a body of unknown length, and the body of an error, because
-        # h11 returns the beginning of a truncated body.
-        self._left: int | None = None
-        if not has_body or self.length == 0:
-            self._left = 0
-        elif is_content:
-            self._left = self.length
+        # How many bytes of the body `read_into` has not returned yet. None while h11 parses a body
+        # of unknown length, until its end.
+        self._left = self.length if has_body else 0
 
         # Bytes of the body that have arrived but were not returned to the caller yet.
         self._unreturned = memoryview(b"")
@@ -321,15 +315,9 @@ class Connection:
         stream: edge.Stream,
         timeouts: Timeouts,
         on_end: Callable[[Connection, bool], None],
-        *,
-        is_foreign: bool = False,
     ) -> None:
-        """`on_end` takes the connection when an exchange ends, and whether it is reusable.
-
-        `is_foreign` says that another origin has named this one. It is shown no client certificate.
-        """
+        """`on_end` takes the connection when an exchange ends, and whether it is reusable."""
         self.origin = origin
-        self.is_foreign = is_foreign
         self.timeouts = timeouts
         # When the wait that is going on has to end, in the event loop's time.
         self.deadline = math.inf
@@ -694,9 +682,9 @@ class Pool:
     """
 
     def __init__(
-        self, dial: Callable[[Origin, bool], Awaitable[edge.Stream]], timeouts: Timeouts
+        self, dial: Callable[[Origin], Awaitable[edge.Stream]], timeouts: Timeouts
     ) -> None:
-        """`dial` connects to an origin; its second argument says whether the origin is foreign."""
+        """`dial` connects to an origin."""
         self.dial = dial
         self.timeouts = timeouts
         self._busy = set[Connection]()
@@ -712,15 +700,14 @@ class Pool:
         pieces: Pieces | None = None,
         seconds: float | None = None,
         is_fresh: bool = False,
-        is_foreign: bool = False,
         check_may_send: Callable[[], None] = lambda: None,
     ) -> Response:
         """Perform one exchange, and return its answer with the body unread. The caller closes it.
 
         The request's body is `request.body`, and then what `pieces` still has. `seconds` limits the
         wait for the head of the answer after the request is sent (default: `Timeouts.head`). With
-        `is_fresh` no connection is used that was used before; `is_foreign` is that of Connection. If
-        an idle connection turns out to be dead, the request is sent again over a new one.
+        `is_fresh` no connection is used that was used before; If an idle
+        connection turns out to be dead, the request is sent again over a new one.
 
         `check_may_send` is called after each wait for a new connection. If it raises, nothing more
         is sent. Raises ConnectFailed if no connection can be made, and all errors of
@@ -729,7 +716,7 @@ class Pool:
         first = memoryview(request.body)
         seconds = self.timeouts.head if seconds is None else seconds
         lost: Disconnected | None = None
-        idle = None if is_fresh else self._take(origin, is_foreign)
+        idle = None if is_fresh else self._take(origin)
         if idle is not None:
             try:
                 return await idle.exchange(request, first, pieces, seconds)
@@ -739,8 +726,8 @@ class Pool:
                     raise
                 lost = error
 
-        stream = await self.dial(origin, is_foreign)
-        new = Connection(origin, stream, self.timeouts, self._give, is_foreign=is_foreign)
+        stream = await self.dial(origin)
+        new = Connection(origin, stream, self.timeouts, self._give)
         try:
             check_may_send()
         except BaseException:
@@ -757,14 +744,14 @@ class Pool:
             raise lost
         return response
 
-    def _take(self, origin: Origin, is_foreign: bool) -> Connection | None:
+    def _take(self, origin: Origin) -> Connection | None:
         """Take the connection to an origin that became idle last out of the pool. Returns None if
         there is none.
 
         Connections that turn out to be dead are closed.
         """
         for connection in [*reversed(self._idle)]:
-            if connection.origin == origin and connection.is_foreign == is_foreign:
+            if connection.origin == origin:
                 del self._idle[connection]
                 if connection.is_alive():
                     self._busy.add(connection)

@@ -103,9 +103,9 @@ class Run:
         self.machine = machine
         self.pool = pool
         self.gate = Gate()
-        # By `Origin.address`: the first client of each registry; other hosts that were asked.
+        # By `Origin.address`: the first client of each registry; all hosts that were asked.
         self.clients_at: dict[tuple[str, str, int], RegistryClient] = {}
-        self.others: dict[tuple[str, str, int], HostLimits] = {}
+        self.hosts: dict[tuple[str, str, int], HostLimits] = {}
 
         # By host:port, for the report and the progress display: requests by action, responses with
         # status 429, and the lane of the last request that got one.
@@ -123,12 +123,9 @@ class Run:
 
     def host_at(self, origin: Origin) -> HostLimits:
         """Return the host at an origin: a registry, or another one."""
-        client = self.clients_at.get(origin.address)
-        if client is not None:
-            return client.limits
-        if origin.address not in self.others:
-            self.others[origin.address] = self.new_host(origin.authority, origin)
-        return self.others[origin.address]
+        if origin.address not in self.hosts:
+            self.hosts[origin.address] = self.new_host(origin.authority, origin)
+        return self.hosts[origin.address]
 
     async def fetch(
         self,
@@ -154,8 +151,7 @@ class Run:
         self.count(origin, "token")
         headers = [USER_AGENT, ("Accept", "application/json"), *headers]
         request = Request(method, target, tuple(headers), body)
-        is_foreign = client is not None and origin != client.origin
-        ask = partial(self._ask, origin, request, seconds, is_foreign=is_foreign)
+        ask = partial(self._ask, origin, request, seconds)
         if client is None:
             return await ask()
 
@@ -179,12 +175,10 @@ class Run:
             return answer
         raise failure
 
-    async def _ask(
-        self, origin: Origin, request: Request, seconds: float | None, *, is_foreign: bool
-    ) -> Response:
+    async def _ask(self, origin: Origin, request: Request, seconds: float | None) -> Response:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`, if they are given."""
         with anyio.move_on_after(seconds):
-            async with await self.pool.exchange(origin, request, is_foreign=is_foreign) as response:
+            async with await self.pool.exchange(origin, request) as response:
                 # The path is not logged, because some metadata services return credentials to
                 # anybody who knows it.
                 trace = f"{request.method} {origin} -> {response.status}"
@@ -388,10 +382,10 @@ class RegistryClient:
         is sent once (I7), so the caller has to handle a refused login, and a success that arrives
         before the last byte was sent. `turn` was taken for it already.
         """
-        refusals: list[bool] = []
+        logins = 0  # after refusals
         while True:
             try:
-                authorization = await self._log_in(call, can_repeat=body is None)
+                authorization = await self._log_in(call)
                 if turn is None:
                     turn = await self._enter(call, authorization)
                 if body is not None and not body.has_begun:
@@ -419,7 +413,8 @@ class RegistryClient:
                 is_denied = response.status == 403 or says_login_ended(response)
                 if not is_denied or not exchange.is_home or body is not None:
                     raise self.refusal(exchange)
-                self.refresh_login(exchange, refusals)
+                self.refresh_login(exchange, may_repeat=logins < _MOST_LOGINS)
+                logins += 1
 
     async def _follow(self, exchange: Exchange) -> None:
         """Send a request, and follow its redirects (R4)."""
@@ -457,7 +452,6 @@ class RegistryClient:
                     pieces=exchange.body,
                     seconds=call.seconds,
                     is_fresh=call.is_fresh,
-                    is_foreign=origin != self.origin,
                     check_may_send=partial(self._check_login, exchange),
                 )
         except WireError as error:
@@ -476,7 +470,7 @@ class RegistryClient:
 
     # Logins.
 
-    async def _log_in(self, call: Call, *, can_repeat: bool) -> str | None:
+    async def _log_in(self, call: Call) -> str | None:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
         """
@@ -486,10 +480,10 @@ class RegistryClient:
         login, scopes = self.authenticator, call.scopes
         with self._stopping():
             while True:
-                header = login.header(scopes, anyio.current_time(), for_body=not can_repeat)
+                header = login.header(scopes, anyio.current_time())
                 if header is not NEEDED:
                     return header
-                await login.obtain(scopes, for_body=not can_repeat)
+                await login.obtain(scopes)
 
     def _check_login(self, exchange: Exchange) -> None:
         """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
@@ -499,25 +493,19 @@ class RegistryClient:
         self._raise_if_stopped()
         if not exchange.is_home:
             return  # no login goes there
-        scopes, now = exchange.call.scopes, anyio.current_time()
-        header = self.authenticator.header(scopes, now, for_body=exchange.body is not None)
+        header = self.authenticator.header(exchange.call.scopes, anyio.current_time())
         if header != exchange.authorization:
             raise LoginExpired("the request needs another login")
 
-    def refresh_login(
-        self, refused: Exchange, refusals: list[bool], most: int = _MOST_LOGINS
-    ) -> None:
-        """Handle an answer that refuses a login, whose body was read. Returns if its request may be
-        repeated with a new login, as it may `most` times. Otherwise raises the refusal as an error.
-
-        `refusals` are the earlier ones of the request (see `Authenticator.refused`).
+    def refresh_login(self, refused: Exchange, *, may_repeat: bool) -> None:
+        """Handle an answer that refuses a login, whose body was read. Returns if its request is to be
+        repeated with a new login. Otherwise raises the refusal as an error.
         """
-        call = refused.call
         with self._stopping():
             may_help = self.authenticator.refused(
-                refused.response, refused.authorization, call.scopes, call.method, refusals
+                refused.response, refused.authorization, refused.call.scopes
             )
-        if not may_help or len(refusals) > most:
+        if not (may_help and may_repeat):
             raise self.refusal(refused)
 
     @contextmanager
@@ -537,15 +525,13 @@ class RegistryClient:
         the request.
         """
         response, status = exchange.response, exchange.response.status
-        login = exchange.authorization
+        has_login = exchange.authorization is not None
         # With 429 or 5xx the server may not have checked the login.
-        if login is not None and status < 500 and status not in (401, 403, 429):
-            self.authenticator.record_success(login, exchange.call.scopes, exchange.call.method)
-        # Until a registry has answered a request with its login, one request goes at a time.
-        is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
+        if has_login and status < 500 and status not in (401, 403, 429):
+            self.authenticator.record_success()
         retry_after = self._asked_wait(response)
         now = anyio.current_time()
-        if not is_gateway_failure(status, retry_after) and not is_first_refusal:
+        if not is_gateway_failure(status, retry_after):
             self._host_at(exchange.origin).record_answer(now)
         if exchange.is_home:
             self._run.last_progress = now
@@ -616,19 +602,14 @@ class RegistryClient:
         codes, text = parse_error_body(response.body)
         # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
         text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
-        if status == 429 and quota_wait(response.headers.get, 0.0) is not None:
-            text = f"the quota is used up; {text}" if text else "the quota is used up"
         error = RegistryError(
             f"status {status}: {text}" if text else f"status {status}",
             status=status,
             codes=codes,
             retry_after=self._asked_wait(response),
         )
-        login = self.authenticator
-        if status == 429 and login.is_anonymous:
-            error.hint = f"{login.login_hint}, for a higher limit"
-        elif status in (401, 403):
-            error.hint = login.denied_hint
+        if status in (401, 403):
+            error.hint = self.authenticator.denied_hint
         return error
 
 

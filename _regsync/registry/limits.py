@@ -60,9 +60,6 @@ THROTTLED_FOR = 600.0
 # have to pause longer fail.
 LONGEST_WAIT = 300.0
 
-# The shortest congestion epoch, in seconds.
-_EPOCH = 0.1
-
 # The part of a token by which a bucket is treated as fuller than it is, to absorb rounding errors.
 _ROUNDING = 1e-4
 
@@ -357,10 +354,9 @@ class Lane:
         # The error of requests that would have to wait longer than a run waits, and until when.
         self._stop_error: SyncError | None = None
         self._stopped_until = -math.inf
-        # The last request that was admitted before the width was halved, the time before which it is
-        # not halved again, and how often it was since the last success.
+        # The last request that was admitted before the width was halved, and how often it was since
+        # the last success.
         self._halved_at = 0
-        self._epoch_end = -math.inf
         self._halvings = 0
 
     def opens_at(self) -> float:
@@ -396,7 +392,8 @@ class Lane:
         self.used -= 1
         pause = min(retry_after, LONGEST_WAIT)
         if status == 429:
-            pause = max(pause, self._halve(number, now))
+            self.refused_since = min(self.refused_since, now)
+            pause = max(pause, self._halve(number))
         elif status < 500:
             self.width = min(self.width + 1 / self.width, float(self.host.cap))
             self.refused_since = math.inf
@@ -404,20 +401,15 @@ class Lane:
         self.paused_until = max(self.paused_until, now + pause)
         self.host.wake()
 
-    def _halve(self, number: int, now: float) -> float:
+    def _halve(self, number: int) -> float:
         """Halve the window, once in a congestion epoch. Returns for how many seconds it pauses.
 
-        An epoch lasts at least _EPOCH seconds, and until a request is answered that was admitted
-        after the halving.
+        An epoch lasts until a request is answered that was admitted after the halving.
         """
-        self.refused_since = min(self.refused_since, now)
         if number <= self._halved_at:
             return 0.0  # the halving was for this refusal too, and has paused the window
-        if now < self._epoch_end:
-            return self._epoch_end - now
         self.width = max(1.0, self.width / 2)
         self._halved_at = self.admitted
-        self._epoch_end = now + _EPOCH
         self._halvings += 1
         return backoff(self._halvings, self.host.chance())
 

@@ -57,17 +57,14 @@ class Dialer:
         host, environ = api_host(registry.host), edge.current().environ
         proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
 
-    async def dial(
-        self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool
-    ) -> edge.Stream:
+    async def dial(self, origin: Origin, registry_there: Registry | None) -> edge.Stream:
         """Connect to an origin. Raises ConnectFailed if that fails.
 
-        `registry_there` is the registry of this run at that origin, if there is one. `is_foreign`
-        means that another registry has named the origin: no client certificate is shown then, not
-        even to `registry_there`.
+        `registry_there` is the registry of this run at that origin, if there is one. If another
+        registry led to the origin, no client certificate is shown, not even to `registry_there`.
         """
-        # The registry whose proxy and authorities are used. `via` is the registry that led to the
-        # origin.
+        is_foreign = origin.via is not None and origin.address != origin_of(origin.via).address
+        # The registry whose proxy and authorities are used.
         registry = registry_there if is_foreign and registry_there else origin.via
         # NO_PROXY does not exempt a registry from the proxy of its own configuration.
         proxy = proxy_for(
@@ -141,7 +138,6 @@ class Transport(Run):
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine, Pool(self._dial, machine.timeouts))
         self.dialer = Dialer(machine)
-        self.limits: dict[str, HostLimits] = {}  # of each registry, by host:port
         self._clients: dict[_ClientKey, RegistryClient] = {}  # of this run
 
         # Bytes of blobs in this run that were read from sources and that were sent to targets.
@@ -183,12 +179,12 @@ class Transport(Run):
         for key, client in earlier_clients.items():
             if client.registry not in registries:  # its configuration was changed or removed
                 # Registries at the same address lose their idle connections too, and make new ones.
-                self.limits.pop(client.key, None)
+                self.hosts.pop(client.origin.address, None)
                 self.pool.close(origin=client.origin)
             elif client.is_used:  # an unused one is not looked up again: its login has changed
                 client.begin_run()
                 self._add_client(key, client)
-        for host in self.reaches:
+        for host in self.hosts.values():
             host.begin_run()
 
     # What is counted.
@@ -241,21 +237,17 @@ class Transport(Run):
         have the same host:port, the smallest `max_concurrent` applies.
         """
         cap = registry.max_concurrent or DEFAULT_CONCURRENCY
-        limits = self.limits.get(registry.authority)
-        if limits is None:
+        origin = origin_of(registry)
+        limits = self.hosts.get(origin.address)
+        if limits is None or not limits.has_lanes:  # it was another registry's storage so far
             groups = DIALECTS[registry.kind].limits
-            limits = self.new_host(registry.authority, origin_of(registry), cap=cap, groups=groups)
-            self.limits[registry.authority] = limits
+            limits = self.new_host(registry.authority, origin, cap=cap, groups=groups)
+            self.hosts[origin.address] = limits
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
         return limits
 
-    @property
-    def reaches(self) -> list[HostLimits]:
-        """All hosts that this run has to do with."""
-        return [*self.limits.values(), *self.others.values()]
-
-    async def _dial(self, origin: Origin, is_foreign: bool) -> edge.Stream:
+    async def _dial(self, origin: Origin) -> edge.Stream:
         client = self.clients_at.get(origin.address)
         registry = client.registry if client else None
-        return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
+        return await self.dialer.dial(origin, registry)

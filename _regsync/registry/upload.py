@@ -69,7 +69,7 @@ class Upload:
         self.mount_status = 0  # of the answer to the last request to mount; 0: none
         self._end = 0  # the offset after the body that is being sent
         self._was_throttled = False  # whether the session's last body was refused with 429
-        self._login_refusals: list[bool] = []  # of the requests with a body
+        self._login_refusals = 0  # of requests with a body
 
     async def start(self, mount_from: str | None = None) -> bool:
         """Mount the blob, or open a session. Returns True if the repository has the blob now, and
@@ -191,7 +191,9 @@ class Upload:
             self.session = ""
         is_login_over = says_login_ended(response)
         if is_login_over and self._origin == self._host.origin:
-            self._host.refresh_login(exchange, self._login_refusals, _MOST_LOGINS)
+            may_repeat = self._login_refusals < _MOST_LOGINS
+            self._login_refusals += 1
+            self._host.refresh_login(exchange, may_repeat=may_repeat)
             raise LoginExpired("the login expired during the upload")
         error = self._host.refusal(exchange)
         if is_gone:

@@ -221,15 +221,11 @@ async def test_a_cancelled_asker_leaves_the_asking_to_the_next():
     assert len(cloud.asked) == 4
 
 
-@pytest.mark.parametrize(
-    ("life", "good"),
-    [(12 * HOUR, 12 * HOUR * 0.9), (300.0, 240.0), (40.0, 20.0)],
-    ids=["at nine tenths", "a minute before", "a short one half way"],
-)
-async def test_a_login_is_renewed_before_it_ends(life, good):
+@pytest.mark.parametrize("life", [12 * HOUR, 40.0])
+async def test_a_login_is_renewed_before_it_ends(life):
     login = Cloud(life=life).login()
     await login.credential()
-    await anyio.sleep(good - 0.5)
+    await anyio.sleep(life * 0.9 - 0.5)
     assert await login.credential() == password(1)
     await anyio.sleep(1.0)
     assert await login.credential() == password(2)
@@ -281,7 +277,7 @@ async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one():
 
 
 async def test_a_metadata_service_that_is_absent_is_asked_once_a_run():
-    cloud = Cloud(None, present=False)
+    cloud = Cloud(AuthError("nobody"), present=False)
     cloud.takes = 1.0
     made = Clouds(access(), lambda name: cloud)
     hosts = iter([ECR, ECR.replace("1234", "4321")] * 2)
@@ -327,7 +323,7 @@ SECRET = "hunter2"
         azure._Token("az login", SECRET),
         google._CredentialFile(access(), "key.json", {"private_key": SECRET}),
         Request("GET", f"https://a/{SECRET}", [("Authorization", SECRET)], SECRET.encode()),
-        Grant(f"Bearer {SECRET}", frozenset(), 0.0, 0.0),
+        Grant(f"Bearer {SECRET}", frozenset(), 0.0),
         Login(Credential("me", SECRET, SECRET, SECRET), 0.0),
     ],
     ids=lambda held: type(held).__name__,

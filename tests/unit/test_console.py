@@ -189,7 +189,7 @@ def test_the_line_of_progress_is_cleared_before_any_other_line() -> None:
 
 def work() -> Any:
     """Return work whose progress is shown, without a run behind it."""
-    transport = SimpleNamespace(reaches=[], limits={}, throttled_lanes={}, last_progress=-math.inf)
+    transport = SimpleNamespace(hosts={}, throttled_lanes={}, last_progress=-math.inf)
     traffic = SimpleNamespace(expected_bytes=90_000_000)
     counts = {"images_known": 4, "images_done": 1, "bytes_moved": 60_000_000}
     return SimpleNamespace(transport=transport, traffic=traffic, **counts)
@@ -217,14 +217,15 @@ async def test_each_registry_that_is_away_throttled_or_slow_is_named(
 ) -> None:
     monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((200, 24)))
     progress, now = work(), anyio.current_time()
-    away = SimpleNamespace(name="away", is_out=True, since=now - 3)
+    away = SimpleNamespace(name="away", is_out=True, since=now - 3, used=0)
     away.describe_wait = lambda: "waiting for away"
-    progress.transport.reaches.append(away)
+    progress.transport.hosts["away"] = away
     for host, seconds in (("hub", 12.25), ("past", 0.1)):
         lane = SimpleNamespace(paused_until=now + seconds, width=2.5)
         progress.transport.throttled_lanes[host] = lane
     for host, used in (("slow", 3), ("idle", 0)):
-        progress.transport.limits[host] = SimpleNamespace(used=used)
+        here = SimpleNamespace(name=host, is_out=False, since=now, used=used)
+        progress.transport.hosts[host] = here
     shown = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(11.5):
         await show_progress(shown.console, progress)

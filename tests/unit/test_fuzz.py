@@ -531,7 +531,7 @@ class World:
         )
         self.repository = RemoteRepository(self.host, "app", Side.TARGET)
 
-    async def dial(self, origin, is_foreign):
+    async def dial(self, origin):
         await anyio.lowlevel.checkpoint()
         wire = Wire()
         wire.answers = self.script

@@ -193,11 +193,9 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
             headers = SimpleNamespace(all=lambda _, challenge=challenge: [challenge])
             refusal = SimpleNamespace(status=401, headers=headers, body=b"")
             try:
-                if login.refused(refusal, used, needed, "GET", []):
-                    while (
-                        used := login.header(needed, anyio.current_time(), for_body=True)
-                    ) is NEEDED:
-                        await login.obtain(needed, for_body=True)
+                if login.refused(refusal, used, needed):
+                    while (used := login.header(needed, anyio.current_time())) is NEEDED:
+                        await login.obtain(needed)
             except SyncError as error:
                 shown += str(error)
                 continue

@@ -493,24 +493,23 @@ async def test_a_connection_is_kept_idle_for_50_seconds():
 
 
 async def test_a_connection_serves_its_own_origin_alone():
-    """Scheme, host and port; the settings by which it was made; whether another one named it."""
+    """Scheme, host and port, and the settings by which it was made."""
     origins = [
-        (ORIGIN, False),
-        (ORIGIN, True),
-        (ORIGIN._replace(port=81), False),
-        (ORIGIN._replace(host="other.test"), False),
-        (ORIGIN._replace(scheme="https"), False),
-        (ORIGIN._replace(via="alias"), False),
+        ORIGIN,
+        ORIGIN._replace(port=81),
+        ORIGIN._replace(host="other.test"),
+        ORIGIN._replace(scheme="https"),
+        ORIGIN._replace(via="alias"),
     ]
     wires = [Wire(answers=((answer(),),) * 2) for _ in origins]
     pool = pool_of(*wires)
-    for origin, is_foreign in origins * 2:
+    for origin in origins * 2:
         with anyio.fail_after(1):
-            await (await pool.exchange(origin, GET, is_foreign=is_foreign)).close()
+            await (await pool.exchange(origin, GET)).close()
     assert [wire.dialled for wire in wires] == origins
     assert [len(wire.requests) for wire in wires] == [2] * len(origins)
     pool.close(ORIGIN)
-    assert [wire.is_closed for wire in wires] == [True, True, False, False, False, False]
+    assert [wire.is_closed for wire in wires] == [True, False, False, False, False]
     pool.close()
     assert all(wire.is_closed for wire in wires)
 
@@ -682,7 +681,7 @@ async def test_each_request_gets_its_own_answer_whatever_came_before(talk, data)
     """In any packets, read to its end or not: no byte of one answer is in the next."""
     pool, open_wires = pool_of(), []
 
-    async def dial(origin, is_foreign):
+    async def dial(origin):
         open_wires.append(Wire(answers=(script,)))
         return open_wires[-1]
 

@@ -247,10 +247,10 @@ def pool_of(*wires: Wire, timeouts: Timeouts | None = None) -> Pool:
     """Return a pool that opens these wires, in order; one more would fail the test."""
     waiting = deque(wires)
 
-    async def dial(origin: Origin, is_foreign: bool) -> Wire:
+    async def dial(origin: Origin) -> Wire:
         await anyio.lowlevel.checkpoint()
         assert waiting, f"a connection to {origin} that was not expected"
-        waiting[0].dialled = (origin, is_foreign)
+        waiting[0].dialled = origin
         return waiting.popleft()
 
     return Pool(dial, timeouts or Timeouts())
