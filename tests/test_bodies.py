@@ -1025,7 +1025,7 @@ async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
 
 
 async def test_a_login_that_ends_before_the_first_piece_comes_is_renewed_for_the_body(transfer):
-    tokens = TokenService({"u": "p"}, expires_in=70, lifetime=70, now=anyio.current_time)
+    tokens = TokenService({"u": "p"}, expires_in=None, lifetime=70, now=anyio.current_time)
     way = transfer(SIZE, auth=tokens)
     way.registries["target"] = {"url": way.target.url, **LOGIN}
     way.on_pull().delay(50)

@@ -73,11 +73,12 @@ _REFUSED_HINT = "check the user name, and whether the password or token has expi
 
 
 class Grant(NamedTuple):
-    """A header that may be sent, and what for."""
+    """A header that may be sent, and what for. Times are seconds of the event loop's clock."""
 
     header: str
     scopes: Scopes
-    renew_at: float  # in seconds of the event loop's clock
+    renew_at: float
+    renew_before_body: float  # a request with a body cannot be repeated
 
     def __repr__(self) -> str:
         return "<Grant>"  # it holds a secret
@@ -182,7 +183,7 @@ class Authenticator:
         as out of date.
         """
         now = anyio.current_time()
-        ended = {each.header for each in self._grants.values() if not _serves(each, now)}
+        ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
         self._drop(ended)
         self._planned.clear()
         self._failures.clear()
@@ -228,10 +229,10 @@ class Authenticator:
 
     # Before a request.
 
-    def header(self, needed: Scopes, now: float) -> str | None:
+    def header(self, needed: Scopes, now: float, *, for_body: bool = False) -> str | None:
         """Return the header to send: None for none, NEEDED if `obtain` has to be called first.
 
-        `now` is in seconds of the event loop's clock.
+        `now` is in seconds of the event loop's clock. `for_body`: the request cannot be repeated.
         """
         static_token = self.credential.registry_token  # sent as it is, without a token service
         # Over plain http, which can be overheard, it is only sent if the registry asks for a login.
@@ -240,9 +241,9 @@ class Authenticator:
         if self._challenge is None:
             return None
         grant = self._covering.get(needed)
-        return grant.header if grant is not None and _serves(grant, now) else NEEDED
+        return grant.header if grant is not None and _serves(grant, now, for_body) else NEEDED
 
-    async def obtain(self, needed: Scopes) -> None:
+    async def obtain(self, needed: Scopes, *, for_body: bool = False) -> None:
         """Obtain a login. Who then finds that `header` still says NEEDED calls this again.
 
         Concurrent callers share one request. Raises SyncError if there is no login, or if it was
@@ -258,13 +259,13 @@ class Authenticator:
                 raise failure.copy_without_context() from failure
             if self._challenge is None or self._lock_key(needed) != key:
                 return
-            if self._find_token(needed):
+            if self._find_token(needed, for_body):
                 return
             try:
                 if self._challenge.scheme == "basic":
                     await self._obtain_password(needed)
                 else:
-                    await self._obtain_token(needed)
+                    await self._obtain_token(needed, for_body)
             except SyncError as error:
                 is_final = isinstance(error, AuthError) and error.fatal
                 if is_final:
@@ -313,9 +314,9 @@ class Authenticator:
         renew_at = math.inf
         if self.cloud_login is not None:  # at least this request is sent before the next renewal
             renew_at = max(self.cloud_login.renew_at, anyio.current_time() + 1.0)
-        self._covering[needed] = Grant(basic, needed, renew_at)
+        self._covering[needed] = Grant(basic, needed, renew_at, renew_at)
 
-    def _find_token(self, needed: Scopes) -> bool:
+    def _find_token(self, needed: Scopes, for_body: bool) -> bool:
         """Look for the newest token that serves a request. Returns whether there is one."""
         wanted = self._wanted(needed)
         grants: Iterable[Grant | None] = reversed([*self._grants.values()])
@@ -323,7 +324,7 @@ class Authenticator:
             grants = [self._grants.get(wanted)]
         is_for_all = self._challenge is not None and self._challenge.scope
         for grant in grants:
-            if grant is None or not _serves(grant, anyio.current_time()):
+            if grant is None or not _serves(grant, anyio.current_time(), for_body):
                 continue
             if wanted <= grant.scopes or is_for_all:
                 self._covering[needed] = grant
@@ -340,26 +341,26 @@ class Authenticator:
             (name, _more(actions, self._planned.get(name))) for name, actions in needed
         )
 
-    def _with_planned(self, wanted: Scopes) -> Scopes:
+    def _with_planned(self, wanted: Scopes, for_body: bool) -> Scopes:
         """Return the wanted scopes, and planned ones that no token covers yet."""
         is_for_all = self._challenge is not None and self._challenge.scope
         if self._wants_exact or is_for_all or wanted in self._learnt:
             return wanted
         now = anyio.current_time()
         grants = self._grants.values()
-        live = [grant.scopes for grant in grants if _serves(grant, now)]
+        live = [grant.scopes for grant in grants if _serves(grant, now, for_body)]
         covered = wanted.union(*live)
         more = [scope for scope in self._planned.items() if scope not in covered]
         return wanted.union(more[: _MOST_REPOSITORIES - len(wanted)])
 
-    async def _obtain_token(self, needed: Scopes) -> None:
+    async def _obtain_token(self, needed: Scopes, for_body: bool) -> None:
         """Request a token, and store it. If the service may have refused it because of more scopes
         than are needed, tokens have exact scopes from now on, and nothing is stored.
 
         Raises SyncError if there is no token.
         """
         await self._renew_credential()
-        wanted = self._with_planned(self._wanted(needed))
+        wanted = self._with_planned(self._wanted(needed), for_body)
         began = anyio.current_time()
         used = self.credential
         answer = await self._request_token(wanted, needed)
@@ -440,12 +441,12 @@ class Authenticator:
         lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
             lifetime = jwt_lifetime(token, edge.current().wall())
-        # A token of unknown lifetime serves until it is refused.
-        renew_at = math.inf
+        # A token of unknown lifetime serves requests that can be repeated until it is refused.
+        renew_at, renew_before_body = math.inf, began + _SHORTEST_LIFE
         with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
-            renew_at = began + seconds * _RENEW_AT
-        return Grant(f"Bearer {token}", scopes, renew_at)
+            renew_at = renew_before_body = began + seconds * _RENEW_AT
+        return Grant(f"Bearer {token}", scopes, renew_at, renew_before_body)
 
     def _token_error(self, answer: Response, wanted: Scopes, needed: Scopes) -> SyncError:
         """Return the error for an error status of the token service: a RegistryError if a later
@@ -522,10 +523,10 @@ class Authenticator:
                     raise self.refusal.copy_without_context()
             return True
         if sent is not None and is_current:
-            # Other tokens for the same have probably ended too.
+            # Other tokens for the same are older, and have probably ended too.
             wanted = self._wanted(needed)
-            others = (each.header for each in self._grants.values() if wanted <= each.scopes)
-            self._drop({sent, *others})
+            older = (each.header for each in self._grants.values() if wanted <= each.scopes)
+            self._drop({sent, *older})
             # Some registries read only the first scope of a token, and refuse it for the others.
             if is_wide and chosen.error != "invalid_token":
                 self._demand_exact()
@@ -601,8 +602,8 @@ def _retire_secret(*secrets: str) -> None:
     forget_secret(*secrets)
 
 
-def _serves(grant: Grant, now: float) -> bool:
-    return now < grant.renew_at
+def _serves(grant: Grant, now: float, for_body: bool) -> bool:
+    return now < (grant.renew_before_body if for_body else grant.renew_at)
 
 
 def _more(actions: str, planned: str | None) -> str:

@@ -385,7 +385,7 @@ class RegistryClient:
         logins = 0  # after refusals
         while True:
             try:
-                authorization = await self._log_in(call)
+                authorization = await self._log_in(call, can_repeat=body is None)
                 if turn is None:
                     turn = await self._enter(call, authorization)
                 if body is not None and not body.has_begun:
@@ -470,7 +470,7 @@ class RegistryClient:
 
     # Logins.
 
-    async def _log_in(self, call: Call) -> str | None:
+    async def _log_in(self, call: Call, *, can_repeat: bool) -> str | None:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
         """
@@ -480,10 +480,10 @@ class RegistryClient:
         login, scopes = self.authenticator, call.scopes
         with self._stopping():
             while True:
-                header = login.header(scopes, anyio.current_time())
+                header = login.header(scopes, anyio.current_time(), for_body=not can_repeat)
                 if header is not NEEDED:
                     return header
-                await login.obtain(scopes)
+                await login.obtain(scopes, for_body=not can_repeat)
 
     def _check_login(self, exchange: Exchange) -> None:
         """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
@@ -493,7 +493,8 @@ class RegistryClient:
         self._raise_if_stopped()
         if not exchange.is_home:
             return  # no login goes there
-        header = self.authenticator.header(exchange.call.scopes, anyio.current_time())
+        scopes, now = exchange.call.scopes, anyio.current_time()
+        header = self.authenticator.header(scopes, now, for_body=exchange.body is not None)
         if header != exchange.authorization:
             raise LoginExpired("the request needs another login")
 
