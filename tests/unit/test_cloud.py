@@ -323,7 +323,7 @@ SECRET = "hunter2"
         azure._Token("az login", SECRET),
         google._CredentialFile(access(), "key.json", {"private_key": SECRET}),
         Request("GET", f"https://a/{SECRET}", [("Authorization", SECRET)], SECRET.encode()),
-        Grant(f"Bearer {SECRET}", frozenset(), 0.0),
+        Grant(f"Bearer {SECRET}", frozenset(), 0.0, 0.0),
         Login(Credential("me", SECRET, SECRET, SECRET), 0.0),
     ],
     ids=lambda held: type(held).__name__,
