@@ -187,11 +187,13 @@ class Tries:
             self._renewed_at = offset
             self._retry = Retry(edge.current().chance)
 
-    async def wait(self, error: SyncError) -> None:
-        """Wait before the next attempt. Raises `error` if there is none."""
+    async def wait(self, error: SyncError, *, longest: float = math.inf) -> None:
+        """Wait before the next attempt. Raises `error` if there is none, or if the pause would be
+        longer than `longest` seconds.
+        """
         self._log("debug", "retry", f"{error}; it goes on")
         error.drop_frames()  # the frames hold buffers of the body
-        await self._retry.pause(error, *self._hosts)
+        await self._retry.pause(error, *self._hosts, longest=longest)
 
 
 class Reading:
@@ -783,11 +785,9 @@ class BlobCopy:
                 self.tries.record_progress(upload.offset)
                 return
             except SyncError as error:
-                pause = error.retry_after if isinstance(error, RegistryError) else None
-                has_ended = is_session_gone(error) or not upload.session
-                if has_ended or error.away is not None or (pause or 0.0) > _SOURCE_GRACE:
+                if is_session_gone(error) or not upload.session or error.away is not None:
                     raise
-                await self.tries.wait(error)
+                await self.tries.wait(error, longest=_SOURCE_GRACE)
 
     # After a failure.
 
