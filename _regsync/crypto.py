@@ -1,7 +1,7 @@
 """Digests, MACs and signatures. Every other module uses cryptography through this module.
 
-Owns: the choice of the library. The default build uses only OpenSSL, after `fips` has activated the
-FIPS provider.
+Owns: the choice of the library. The default build uses only OpenSSL, once `fips` has seen that it has
+a FIPS provider.
 May not know: any other module but `fips`.
 Invariants: no message shows a key. Besides `fips`, no other module of `_regsync` imports hashlib,
 hmac or secrets. Random numbers for temporary names and pauses come from os.urandom, because no

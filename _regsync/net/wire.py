@@ -706,8 +706,8 @@ class Pool:
 
         The request's body is `request.body`, and then what `pieces` still has. `seconds` limits the
         wait for the head of the answer after the request is sent (default: `Timeouts.head`). With
-        `is_fresh` no connection is used that was used before; If an idle
-        connection turns out to be dead, the request is sent again over a new one.
+        `is_fresh` no connection is used that was used before. If an idle connection turns out to be
+        dead, the request is sent again over a new one.
 
         `check_may_send` is called after each wait for a new connection. If it raises, nothing more
         is sent. Raises ConnectFailed if no connection can be made, and all errors of
