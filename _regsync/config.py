@@ -187,9 +187,10 @@ def registry_for(written: str, config: Config) -> Registry:
         raise ConfigError(f"{written!r}: {error}") from error
     named = Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
     for alias, registry in config.registries.items():
-        # Without a scheme, a host alone is that of any scheme, at the default port of that.
-        has_same_name = "://" not in written and registry.authority == named.authority
-        if registry.address != named.address and not has_same_name:
+        # A host alone is that of any scheme, at the default port of that.
+        is_host_alone = not re.search("://|:[0-9]+$", written)
+        differs = attrgetter("authority" if is_host_alone else "address")
+        if differs(registry) != differs(named):
             continue
         if "://" in written and registry.scheme != named.scheme:
             raise ConfigError(

@@ -80,7 +80,7 @@ from _regsync.text import printable, reason_of, size_text
 if TYPE_CHECKING:
     from _regsync.registry.runs import Transport
 
-# Bytes of the largest files that are read: `index.json` or a receipt, and a manifest or `oci-layout`.
+# Bytes of the largest files that are read: `index.json` or a receipt, and a manifest.
 _LARGEST_INDEX = 64 * 1024 * 1024
 _LARGEST_MANIFEST = 4 * 1024 * 1024
 
@@ -108,6 +108,7 @@ _REMEDIES = {
     errno.ENOENT: "mount the disk, or make the directory above it",
     errno.EIO: "check the device, and whether it is still there; then run again",
     errno.ENOSPC: "free space on the device, or copy to a larger one",
+    errno.EDQUOT: "free space, or let this user have more of the device",
     errno.EROFS: "mount the device for writing, or copy to another one",
 }
 
@@ -503,21 +504,26 @@ class Layout:
     def read_subjects(self) -> None:
         """Read what the artifacts of other tools refer to, once.
 
-        Those that cannot be read are named in warnings. They may refer to any image, so that an error
-        would fail all images.
+        Those that cannot be read are counted in a warning. They may refer to any image, so that an
+        error would fail all images.
         """
         index = self.index()
+        failures = list[str]()
         while index.unread:
             digest, entry = index.unread.popitem()
             try:
                 manifest = self.read_manifest(digest, entry.descriptor)
             except SyncError as error:
-                text = "cannot be read, and is not copied if it is an artifact"
-                name = f"{printable(self.path)}: {digest}"
-                self._log("warning", "layout_entry", f"{name} {text}: {error.message}")
+                failures.append(f"{digest}: {error.message}")
                 continue
             if manifest.subject is not None:
                 index.artifacts[manifest.subject.digest][digest] = entry
+        if failures:
+            text = (
+                f"{len(failures)} entries cannot be read, and artifacts among them are not copied"
+            )
+            first = f"such as {min(failures)}"
+            self._log("warning", "layout_entry", f"{printable(self.path)}: {text}, {first}")
 
     # Writing.
 
@@ -581,6 +587,9 @@ class Layout:
         if needed > room:
             text = f"has room for {size_text(room)}, the blob needs {size_text(needed)}"
             raise SyncError(f"{printable(self.path)} {text}", hint=_REMEDIES[errno.ENOSPC])
+
+    def is_unnamed(self, digest: str) -> bool:
+        return digest in self._unnamed
 
     def add_part(self, digest: str) -> None:
         """Take over a complete blob or manifest, which the next `save` gives its name."""
@@ -821,7 +830,7 @@ class LayoutRepository(Locked):
         with self.adding_context("look up blob", self.name_of(digest)):
             size = self.host.size_of(digest)
             if size is None:
-                raise self._absent(digest)
+                raise self._absent()
             return size
 
     async def open_blob(
@@ -835,7 +844,7 @@ class LayoutRepository(Locked):
         with self.adding_context("read blob", self.name_of(blob.digest)):
             file = self.host.open(blob.digest)
             if file is None:
-                raise self._absent(blob.digest)
+                raise self._absent()
             size = _size_of(file)
             if size != blob.size:
                 file.close()
@@ -843,7 +852,7 @@ class LayoutRepository(Locked):
         file.seek(start)
         return _Body(file)
 
-    def _absent(self, digest: str) -> RegistryError:
+    def _absent(self) -> RegistryError:
         error = RegistryError("neither the layout nor the target holds it", status=404)
         error.hint = (
             "run `sync --recheck` where the layout was made; if the blob was left out of it, without"
@@ -900,6 +909,8 @@ class _Upload:
         layout = self._layout
         with self._adding_context():
             layout.begin_writing()
+            if layout.is_unnamed(self.blob.digest):  # complete, under the path of this upload
+                raise ContentError("the bytes of this digest are here, and have another size")
             path = layout.path_of(self.blob.digest) + PARTIAL_SUFFIX
             remove_if_possible(path)  # what a killed run has left takes room
             layout.check_room(self.blob.size)
@@ -920,9 +931,12 @@ class _Upload:
         """
         while piece := await pieces.next():
             await self._write(piece)
+        size = self.blob.size
+        if self.offset != size:  # a descriptor that lies, or a staged file that was cut
+            raise WrongBytes(f"the blob has {self.offset} bytes, its descriptor says {size}")
         with self._adding_context():
-            self._close()
-            self._layout.add_part(self.blob.digest)
+            if self._close():
+                self._layout.add_part(self.blob.digest)
         return True
 
     async def _write(self, piece: memoryview) -> None:
@@ -937,16 +951,20 @@ class _Upload:
 
     async def cancel_upload(self) -> None:
         """Remove the file."""
-        path = self.session
-        self._close()
-        remove_if_possible(path)
+        path, is_ours = self.session, True
+        with suppress(SyncError):  # what has failed before says why
+            is_ours = self._close()
+        if is_ours:
+            remove_if_possible(path)
 
-    def _close(self) -> None:
-        """Close the file, which has no claim to room any more."""
+    def _close(self) -> bool:
+        """Close the file, which has no claim to room any more. Returns False if a manifest with the
+        same bytes has taken its place meanwhile.
+        """
         self.session = ""
         self._layout.uploads.discard(self)
-        with _disk_errors(self._layout.path):
-            self._file.close()
+        with _disk_errors(self._layout.path), self._file:
+            return os.fstat(self._file.fileno()).st_nlink > 0
 
 
 def list_repositories(path: str) -> list[str]:

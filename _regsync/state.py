@@ -743,14 +743,14 @@ class Knowledge:
         if where.name not in names and len(names) < MOST_HOLDERS:
             self._holders[where.host][key] = (*names, where.name)
 
-    def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop all evidence of a blob or manifest, because an answer shows that it may be absent.
-
-        What a manifest names is no longer believed because of it.
+    def forget(self, where: RepositoryKey, digest: str, *, is_absent: bool = True) -> None:
+        """Drop all evidence of a blob or manifest, because an answer shows that it is absent, or else
+        may be. What a manifest names is no longer believed because of it.
         """
         repository = self._repositories[where]
         keys = (_blob_key(digest), _manifest_key(digest))
-        if math.isfinite(repository.learn(keys[0]).at):  # only a probing POST has found it
+        is_found_by_probe = math.isfinite(repository.learn(keys[0]).at)
+        if is_absent and is_found_by_probe:
             self.learn(where.area, ABSENT_IS_202, False)
         repository.held.update((key, _Held(is_gone=True)) for key in keys)
         repository.tagged.difference_update(keys)
@@ -856,7 +856,7 @@ class Knowledge:
         if is_conclusive and self.supports_mounts(where.host) is None:
             self.learn(where.host, MOUNTS, False)
 
-    def needs_head(self, where: RepositoryKey, digest: str) -> bool:
+    def needs_head(self, where: RepositoryKey) -> bool:
         """Report whether a HEAD must check for a blob before a probing POST starts its upload.
 
         A HEAD is needed if the answer to the POST would not show whether the blob is present. It is

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+from io import FileIO
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -31,6 +32,7 @@ from tests.mirrors import SBOM
 
 V1 = {"from": "app", "tags": tags("v1")}
 ALL = {"from": "app", "tags": tags("v*")}
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -518,3 +520,101 @@ async def test_a_copy_between_directories_that_goes_on_is_waited_for(mirror):
         ran = await mirror.world.run("sync", "--json", "-q", "-c", str(mirror.file), edge=edge)
     assert ran.statuses() == ["synced"], ran.err
     check_layout(mirror.disk)
+
+
+# Images of a stranger that name what is on the disk, or on its way there.
+
+
+def lying(image: Image, more: int) -> Image:
+    """Return an image that gives its first layer so many bytes more."""
+    document = json.loads(image.body)
+    document["layers"][0]["size"] += more
+    return image.with_manifest(json.dumps(document).encode(), document["mediaType"])
+
+
+@pytest.fixture
+def evil(world):
+    return world.registry("evil.test")
+
+
+async def both(mirror: DiskMirror, evil, *mappings):
+    """Copy from two registries to one disk."""
+    registries = {"disk": {"url": "oci-layout:disk"}, "evil": {"url": f"http://{evil.address}"}}
+    return await mirror.sync(*mappings, registries=registries, defaults={"targets": ["disk"]})
+
+
+BAD = {"from": "bad", "source": "evil", "tags": tags("v1")}
+
+
+@pytest.mark.parametrize("more", [1, -1])
+async def test_a_size_that_is_not_a_layers_fails_that_image_alone(mirror, more):
+    blob = mirror.seed.blob(300_000)
+    mirror.push("v1", mirror.seed.image(layers=[blob]))
+    mirror.push("v2", lying(mirror.seed.image(layers=[blob]), more))
+    mirror.push("v3")
+    ran = await mirror.outside(ALL)
+    assert sorted(ran.statuses()) == ["failed", "synced", "synced"]
+    check_layout(mirror.disk)
+
+
+@pytest.mark.provokes("blob_pulled_twice")
+async def test_a_wrong_size_and_a_slow_source_do_not_take_the_place_of_right_bytes(mirror, evil):
+    """Not even if the layout is saved while they come."""
+    blob = mirror.seed.blob(2_000_000)
+    good = mirror.push("v1", mirror.seed.image(layers=[blob]))
+    lying(mirror.seed.image(layers=[blob]), 500_000).load_into(evil.app, "bad", "v1")
+    evil.app.faults.on("GET", "manifest").optional().delay(1)
+    blobs = evil.app.faults.on("GET", "blob", reference=layers_of(good)[0]).optional()
+    blobs.truncate(1_500_000, framing="chunked").corrupt(whole=True).throttle(100_000)
+    ran = await both(mirror, evil, V1, BAD)
+    assert sorted(ran.statuses()) == ["failed", "synced"]
+    check_layout(mirror.disk)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_layer_that_is_another_images_manifest_harms_neither(mirror, evil, is_late):
+    good = mirror.push("v1")
+    mirror.seed.image(layers=[good.body]).load_into(evil.app, "bad", "v1")
+    mirror.source.app.faults.on("GET", "manifest").optional().delay(1)
+    layer = evil.app.faults.on("GET", "blob", reference=good.top).optional()
+    if is_late:
+        layer.delay(25)
+    else:
+        layer.delay(3).status(404)
+    ran = await both(mirror, evil, BAD, V1)
+    assert sorted(ran.statuses()) == (["synced"] * 2 if is_late else ["failed", "synced"])
+    check_layout(mirror.disk)
+
+
+async def test_a_disk_that_refuses_bytes_at_the_end_too_is_told_once(mirror, monkeypatch):
+    class Full(FileIO):
+        """As on a network disk: `close` says once more that there is no room."""
+
+        def write(self, data):
+            if self.tell() > MIB:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+            return super().write(data)
+
+        def close(self):
+            was_full = not self.closed and os.fstat(self.fileno()).st_size > MIB
+            super().close()
+            if was_full:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    mirror.push("v1", mirror.seed.image(layers=[mirror.seed.blob(3 * MIB)]))
+    monkeypatch.setattr("_regsync.layout.FileIO", Full)
+    error = only(errors(await mirror.outside(ALL)))
+    assert (error["code"], error["side"]) == ("TARGET_ERROR", "target")
+    assert "Disk quota exceeded" in error["message"]
+    assert "free space" in error["hint"]
+    assert not list(mirror.disk.rglob("*.partial")), "it takes no room from others"
+
+
+async def test_entries_that_cannot_be_read_are_one_warning(mirror):
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    junk = [{"mediaType": kind, "digest": f"sha256:{n:064x}", "size": 5} for n in range(200)]
+    make_layout(mirror.disk, {"app:v1": mirror.seed.image()}, *junk)
+    await mirror.inside(ALL)
+    ran = await mirror.aloud("sync", "--recheck")
+    assert (ran.status, ran.err.count("warning:")) == (0, 1), ran.err
+    assert "200 entries cannot be read" in ran.err

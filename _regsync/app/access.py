@@ -83,8 +83,8 @@ async def check_repository(
             try:
                 await _try_rights(repository, rights)
             finally:
-                # Also after a 404, which a registry may answer without asking for a login: then a
-                # refused credential is reported instead.
+                # Also after an error, such as a 404 that a registry may give to anybody: then a refused
+                # credential is reported instead.
                 asks_for_login = await _get_login(login, repository)
     except SyncError as failure:
         error = failure

@@ -703,7 +703,7 @@ class BlobCopy:
         if is_of_this_run:
             return None
         # The state may be wrong about the holder, and about this repository too.
-        known.forget(source, self.blob.digest)
+        known.forget(source, self.blob.digest, is_absent=False)
         return BlobResult.PRESENT if await self.target.has_blob(self.blob) else None
 
     async def _needs_head(self) -> bool:
@@ -716,7 +716,7 @@ class BlobCopy:
         probe_from = self.target.probe_from
         if probe_from is None:
             return True
-        if not known.needs_head(where, self.blob.digest):
+        if not known.needs_head(where):
             return False
         if known.fact(where.area, ABSENT_IS_202) is False:
             return True
@@ -731,7 +731,7 @@ class BlobCopy:
                         raise
                     is_201 = False
                 known.learn(where.area, PRESENT_IS_201, is_201)
-        return known.needs_head(where, self.blob.digest)
+        return known.needs_head(where)
 
     # The body.
 

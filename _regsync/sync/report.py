@@ -89,8 +89,8 @@ class Outcome(NamedTuple):
 def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
     """Return the fields of an error in the report, or None if there is no error.
 
-    Only a SyncError has a side and a number of retries. The `status` is None if no registry has
-    answered.
+    Only a SyncError has a side and a number of retries. The `status` is that of a registry's answer, if
+    one is the error.
     """
     if error is None:
         return None

@@ -662,6 +662,8 @@ def test_no_registry_address(text: str) -> None:
         ("http://localhost:5000", "local"),
         ("oci-layout:/other", "oci-layout:/other"),
         ("b.example:444", "b.example:444"),
+        ("b.example:443", "b.example:443"),
+        ("a.example:80", "a.example:80"),
     ],
 )
 def test_a_reference_finds_the_first_registry_that_has_its_address(

@@ -202,10 +202,17 @@ def test_a_blob_that_a_probe_has_found_is_believed_until_it_is_forgotten(known):
     assert known.is_blob_believed(A, BLOB)
     assert not known.is_confirmed(A, BLOB)
     assert known.mount_source(B, BLOB) is None
-    assert not known.needs_head(A, BLOB)
+    assert not known.needs_head(A)
     known.forget(A, BLOB)
     assert not known.is_blob_believed(A, BLOB)
-    assert known.needs_head(A, BLOB)
+    assert known.needs_head(A)
+
+
+def test_a_mount_that_is_refused_teaches_nothing_about_probes(known):
+    known.confirm_blob(A, BLOB, by_probe=True)
+    known.forget(A, BLOB, is_absent=False)
+    assert not known.is_blob_believed(A, BLOB)
+    assert not known.needs_head(A)
 
 
 def test_a_blob_is_mounted_where_a_manifest_names_it_and_from_few(known):
