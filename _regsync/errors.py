@@ -96,8 +96,9 @@ class SyncError(RegsyncError):
 
     # The host (`registry.limits.HostLimits`) that was away when the request failed, if that is the reason.
     away: Any = None
-    # Whether the request was one for a token, which enters no lane that would make it wait.
-    is_of_login = False
+    # Whether the next attempt enters no lane of that host, which would make it wait: a token is asked
+    # for, or a registry has led there.
+    enters_no_lane = False
 
     @property
     def code(self) -> str:  # type: ignore[override]

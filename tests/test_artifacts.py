@@ -794,3 +794,18 @@ async def test_a_signature_that_two_sources_have_is_asked_for_once_at_the_target
     assert (await mirror.run("sync", "--recheck")).statuses() == ["skipped"] * 2
     assert mirror.target.journal.summary() == {"HEAD manifest": 3}
     mirror.target.journal.matching("HEAD", "manifest", reference=tag).exactly(1)
+
+
+async def test_a_registry_that_shows_the_subject_under_its_fallback_tag_is_not_asked_again(
+    world, tmp_path
+):
+    """It resolves the tag as the digest in its name (docs/protocol-facts.md section 1.10)."""
+    mirror = Mirror(world, tmp_path, of={"target": {"referrers_api": False}})
+    image = mirror.push("v1")
+    mirror.attach(image)
+    tag = referrers_tag(image.top)
+    image.load_into(mirror.target.app, "app", tag)
+    mirror.target.app.faults.on("PUT", "manifest", reference=tag).status(201)
+    ran = await mirror.sync({"from": "app", "tags": tags("v1")})
+    assert "does not show" in only(ran.failed)
+    mirror.target.journal.matching("PUT", "manifest", reference=tag).exactly(1)

@@ -795,6 +795,15 @@ async def test_a_source_is_waited_for_no_longer_than_twenty_seconds(transfer):
     assert [each.status for each in way.sends()] == [None, 201]
 
 
+async def test_a_target_does_not_wait_for_a_source_that_asks_for_a_minute(transfer):
+    way = transfer(SIZE, resumable=False)
+    way.on_pull().first().drop(after=MIB, of="response")
+    way.on_rest().first().status(429, retry_after=60)
+    began = anyio.current_time()
+    way.arrived(await way.copy())
+    assert [round(each.time - began) for each in way.pulls()] == [0, 0, 60]
+
+
 async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry(transfer):
     """A signed URL that was used is not used again (docs/protocol-facts.md section 1.13)."""
     way = transfer(SIZE)

@@ -557,6 +557,32 @@ async def test_a_size_that_is_not_a_layers_fails_that_image_alone(mirror, more):
     check_layout(mirror.disk)
 
 
+async def test_a_layer_is_not_empty_because_its_descriptor_says_so(mirror):
+    image = mirror.seed.image(layers=[mirror.seed.blob(3000)])
+    mirror.push("v1", lying(image, -3000))
+    ran = await mirror.outside(V1)
+    assert only(errors(ran))["code"] == "CONTENT_ERROR"
+    assert not blob_path(mirror.disk, layers_of(image)[0]).exists()
+
+
+@pytest.mark.parametrize("how", ["link", "folder", "pipe"])
+async def test_what_is_no_file_is_looked_for_at_the_target(mirror, how):
+    image = mirror.push("v1", mirror.seed.image(layers=[mirror.seed.blob(3000)]))
+    assert (await mirror.outside(V1)).status == 0
+    layer = layers_of(image)[0]
+    path = blob_path(mirror.disk, layer)
+    mirror.target.app.add_blob("app", path.read_bytes(), layer)
+    path.unlink()
+    if how == "link":
+        path.symlink_to(path)
+    elif how == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    assert (await mirror.inside(V1)).statuses() == ["synced"]
+    assert held(mirror.target, "app", image)
+
+
 @pytest.mark.provokes("blob_pulled_twice")
 async def test_a_wrong_size_and_a_slow_source_do_not_take_the_place_of_right_bytes(mirror, evil):
     """Not even if the layout is saved while they come."""

@@ -242,6 +242,33 @@ class Storage(Site):
 
 
 @pytest.mark.provokes("upload_abandoned")
+async def test_a_registry_that_leads_to_one_that_is_away_is_not_asked_over_and_over(near):
+    """As registry.k8s.io leads to another registry, which a configuration may have too."""
+    away = near.world.registry("away.test", up=NEAR, down=NEAR)
+    [image] = near.hold(1)
+    image.load_into(away.app, "app")
+    near.hold(1, name="other", place=away)
+
+    def fail(request: Request) -> bool:
+        away.fail("refused")
+        return True
+
+    near.source.app.faults.on("GET", "blob", where=fail).redirect("http://away.test")
+    near.registries["away"] = away
+    async with anyio.create_task_group() as tasks:
+
+        async def recover() -> None:
+            await anyio.sleep(60)
+            near.source.app.faults.clear()
+            away.recover()
+
+        tasks.start_soon(recover)
+        other = {"source": "away", "from": "other", "tags": tags("v0")}
+        ran = await near.copy(ALL, other, defaults={"targets": ["target"]})
+    assert ran.statuses() == ["synced"] * 2, ran.err
+    assert near.source.journal.count("GET", "blob") < 40
+
+
 async def test_a_body_that_storage_refuses_does_not_pause_the_registrys_uploads(near):
     images = near.hold(20, 5000)
     storage = Storage(near.target)

@@ -168,7 +168,7 @@ class Run:
             failure = RegistryError(f"status {answer.status}", status=answer.status)
         except WireError as error:
             failure = error
-        failure.is_of_login = True
+        failure.enters_no_lane = True
         host.record_failure(failure, began, anyio.current_time())
         is_of_moment = failure.away is None and host.stop_error is None
         if is_of_moment and isinstance(failure, RegistryError):
@@ -561,6 +561,7 @@ class RegistryClient:
         now = anyio.current_time()
         turn, host = exchange.turn, self._host_at(exchange.origin)
         is_probe = turn.is_probe and host is self.limits
+        error.enters_no_lane = host is not self.limits
         if isinstance(error, ProtocolBroken):
             host.record_answer(now)
         elif exchange.body is None or is_probe or isinstance(error, ConnectFailed):

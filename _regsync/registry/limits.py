@@ -588,7 +588,7 @@ class Retry:
         if isinstance(error, LoginExpired):
             return  # the upload limits how often its login is renewed
         if error.away is not None:
-            if error.is_of_login or not error.away.has_lanes:  # which make the next attempt wait
+            if error.enters_no_lane:
                 await error.away.wait()
             return
         seconds = self._take_attempt(error)

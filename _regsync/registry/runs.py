@@ -165,8 +165,8 @@ class Transport(Run):
     def begin_run(self, registries: Collection[Registry]) -> None:
         """Begin another run with new counts. `registries` are those of its configuration.
 
-        A client is kept, with its tokens, if its registry's configuration is unchanged and the last
-        run has used it.
+        A client is kept, with its tokens, if the configuration of all registries at its address is
+        unchanged and the last run has used it.
         """
         self.blob_bytes = self.bytes_sent = 0
         self.requests.clear()
@@ -176,10 +176,14 @@ class Transport(Run):
         earlier_clients = self._clients
         self._clients = {}
         self.clients_at.clear()
+        # Where a registry's configuration was changed or removed, all at its address begin anew: they
+        # share the host and its connections.
+        clients = earlier_clients.values()
+        changed = {each.origin.address for each in clients if each.registry not in registries}
+        for address in changed:
+            self.hosts.pop(address, None)
         for key, client in earlier_clients.items():
-            if client.registry not in registries:  # its configuration was changed or removed
-                # Registries at the same address lose their idle connections too, and make new ones.
-                self.hosts.pop(client.origin.address, None)
+            if client.origin.address in changed:
                 self.pool.close(origin=client.origin)
             elif client.is_used:  # an unused one is not looked up again: its login has changed
                 client.begin_run()

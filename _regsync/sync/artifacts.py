@@ -329,7 +329,10 @@ class ReferrerLists:
             merged = extend_referrers_list(present, new_entries)
             await target.put_manifest(tag, merged)
             # Another client may have replaced the list since.
-            if await target.head_manifest(tag) == merged.digest:
+            shown = await target.head_manifest(tag)
+            if shown == subject:
+                break  # the registry resolves the tag as the digest in its name
+            if shown == merged.digest:
                 self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
                 text = f"{len(new_entries)} artifacts are added to the list of referrers"
                 self._discovery.log_once(

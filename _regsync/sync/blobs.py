@@ -155,7 +155,11 @@ def _read_cached(file: FileIO, buffer: memoryview) -> int:
 
 
 async def in_chunks(stream: Stream, buffer: bytearray) -> Stream:
-    """Yield the bytes of a stream in chunks that fill `buffer`. The last one may be shorter."""
+    """Yield the bytes of a stream in chunks that fill `buffer`. The last one may be shorter. An empty
+    buffer takes nothing.
+    """
+    if not buffer:
+        return
     filled = 0
     async for piece in stream:
         while piece:
@@ -235,11 +239,12 @@ class Reading:
         may be open meanwhile. Raises WrongBytes and the errors of the source.
         """
         size = self.blob.size
-        if start == size:
-            return
         yielded = start  # the next byte to yield
         buffer = memoryview(bytearray(min(_READ_PIECE, size + 1)))
         with self.source.adding_context("fetch blob", self.source.name_of(self.blob.digest)):
+            if start == size:
+                self._verify(buffer[:0], size)  # an empty blob, or the end of one
+                return
             opened, position = await self._open(start, turn)
             while yielded < size:
                 try:
@@ -270,7 +275,7 @@ class Reading:
         self._tries.record_progress(start)
         with anyio.CancelScope(deadline=anyio.current_time() + grace):
             while True:
-                await self._tries.wait(broken)
+                await self._tries.wait(broken, longest=grace)
                 try:
                     return await self._open(start)
                 except SyncError as error:

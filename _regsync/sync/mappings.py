@@ -130,6 +130,11 @@ class Retry:
             if any(_names_of(mapping, target)[1] in repositories for target in mapping.targets)
         )
 
+    def tags_of(self, mapping: MappingRule) -> list[str]:
+        """Return the tags of a mapping to retry, at any of its targets."""
+        names = [_names_of(mapping, target) for target in mapping.targets]
+        return sorted(set().union(*(self._tags.get(each, ()) for each in names)))
+
     def filter_tags(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
         """Return the tags to retry, each with only the targets at which it is retried."""
         filtered = list[WantedTag]()

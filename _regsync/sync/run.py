@@ -30,7 +30,7 @@ from _regsync.sync.artifacts import Artifact, Referrers, explain_refusal
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import Image, ImageCopy
-from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
+from _regsync.sync.mappings import ALL_TAGS, Retry, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.sync.work import Scheduler
@@ -39,7 +39,6 @@ from _regsync.tags import compile_glob
 if TYPE_CHECKING:
     from _regsync.pins import Lock
     from _regsync.sync.dry_run import DryRun
-    from _regsync.sync.mappings import Retry
 
 # Seconds for which copies under way may continue after a signal (docs/specification.md section
 # 1.6).
@@ -254,11 +253,14 @@ class Run:
         self._state.close()
 
     def _find_undone(self) -> list[Outcome]:
-        """Return the images without an outcome. A mapping that was not listed is named `REPO:*`."""
+        """Return the images without an outcome. A mapping that was not listed is named `REPO:*`; of a
+        retry these are its tags.
+        """
         selected = list(self._selected)
         for mapping in self._unlisted.values():
-            all_of_it = WantedTag(mapping, ALL_TAGS, mapping.targets)
-            selected += map(self._new_selected, self._filter_by_retry([all_of_it]))
+            tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
+            all_of_it = [WantedTag(mapping, tag, mapping.targets) for tag in tags]
+            selected += map(self._new_selected, self._filter_by_retry(all_of_it))
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         names = [pair for each in selected for pair in self._names(each)]
         return [Outcome(*pair, "undone") for pair in names if pair not in ended]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING
@@ -424,8 +425,11 @@ class Scheduler:
         Raises the error of reading a blob that is nowhere.
         """
         source, target = image.source, image.target
-        if not source.is_local or await source.has_blob(blob):
+        if not source.is_local:
             return source
+        with suppress(SyncError):  # what cannot be looked at may be elsewhere
+            if await source.has_blob(blob):
+                return source
         if await target.has_blob(blob, with_retries=True):
             return target
         far = source.far_repository(blob.digest)
