@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-from io import FileIO
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -32,7 +31,6 @@ from tests.mirrors import SBOM
 
 V1 = {"from": "app", "tags": tags("v1")}
 ALL = {"from": "app", "tags": tags("v*")}
-MIB = 1 << 20
 
 
 @pytest.fixture
@@ -610,30 +608,6 @@ async def test_a_layer_that_is_another_images_manifest_harms_neither(mirror, evi
     ran = await both(mirror, evil, BAD, V1)
     assert sorted(ran.statuses()) == (["synced"] * 2 if is_late else ["failed", "synced"])
     check_layout(mirror.disk)
-
-
-async def test_a_disk_that_refuses_bytes_at_the_end_too_is_told_once(mirror, monkeypatch):
-    class Full(FileIO):
-        """As on a network disk: `close` says once more that there is no room."""
-
-        def write(self, data):
-            if self.tell() > MIB:
-                raise OSError(errno.EDQUOT, "Disk quota exceeded")
-            return super().write(data)
-
-        def close(self):
-            was_full = not self.closed and os.fstat(self.fileno()).st_size > MIB
-            super().close()
-            if was_full:
-                raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    mirror.push("v1", mirror.seed.image(layers=[mirror.seed.blob(3 * MIB)]))
-    monkeypatch.setattr("_regsync.layout.FileIO", Full)
-    error = only(errors(await mirror.outside(ALL)))
-    assert (error["code"], error["side"]) == ("TARGET_ERROR", "target")
-    assert "Disk quota exceeded" in error["message"]
-    assert "free space" in error["hint"]
-    assert not list(mirror.disk.rglob("*.partial")), "it takes no room from others"
 
 
 async def test_entries_that_cannot_be_read_are_one_warning(mirror):

@@ -8,6 +8,7 @@ import os
 import resource
 import stat
 import threading
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -399,6 +400,30 @@ async def test_a_file_too_large_for_the_file_system_is_told_with_the_limit_of_fa
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         await upload.cancel_upload()
     assert "FAT32 holds no file above 4 GiB" in (caught.value.hint or "")
+    assert not list((tmp_path / "disk").rglob("*.partial")), "it takes no room from others"
+
+
+async def test_a_disk_that_says_once_more_at_the_end_that_it_is_full_is_told_once(
+    tmp_path, monkeypatch
+):
+    class Full(FileIO):
+        """As on a network disk: `close` repeats the error of `write`."""
+
+        def write(self, data):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+        def close(self):
+            is_first = not self.closed
+            super().close()
+            if is_first:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr("_regsync.layout.FileIO", Full)
+    upload = await begin(open_layout(tmp_path / "disk"), b"a" * 5000)
+    with pytest.raises(SyncError, match="Disk quota exceeded") as caught:
+        await upload.send(Pieces(memoryview(b"a" * 5000)))
+    await upload.cancel_upload()
+    assert "free space" in (caught.value.hint or "")
     assert not list((tmp_path / "disk").rglob("*.partial")), "it takes no room from others"
 
 
