@@ -14,12 +14,12 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
-from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.blobs import Reading, Tries, known_body
-from _regsync.sync.discovery import Discovery, check_tree_size
+from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.once import Once, gather
 from _regsync.text import size_text
@@ -77,10 +77,6 @@ class Inspection:
         """Record an error."""
         self.error = self.error or error
 
-    def exceed(self, error: ContentError) -> None:
-        """Record that the image has more parts than are looked at."""
-        self.fail(error.add_context(Side.TARGET, "read", self.target_name))
-
     @contextmanager
     def looking_at(self, part: str, digest: str, size: int | None = None) -> Iterator[None]:
         """Record a SyncError that ends the block, and continue after the block.
@@ -124,42 +120,21 @@ class Inspector:
         # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
         self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
 
-    async def look_below(self, image: Inspection, top: Manifest) -> list[Manifest]:
-        """Look at all manifests and blobs that a manifest names at any depth, level by level.
+    async def look_below(self, image: Inspection, top: Manifest) -> tuple[Manifest, ...]:
+        """Look at all manifests and blobs that a manifest names at any depth.
 
         Returns the manifests that are there, without `top`.
         """
-        self.manifests.add((top.digest, image.target.key))
-        present = list[Manifest]()
-        named = dict[str, Descriptor]()
-        level = [top]
-        # Without bounds, looking at a hostile registry that returns an endless tree would not end.
-        for _ in range(MAX_INDEX_DEPTH + 1):
-            blobs = {blob.digest: blob for manifest in level for blob in manifest.blobs}
-            await gather(partial(self._look_at_blob, image, blob) for blob in blobs.values())
-            children = {
-                child.digest: child
-                for manifest in level
-                for child in manifest.children
-                if child.digest not in named
-            }
-            if not children:
-                return present
-            named |= children
-            try:
-                check_tree_size(named.values())
-            except ContentError as error:
-                image.exceed(error)
-                return present
-            manifests = await gather(
-                partial(self._look_at_child, image, child) for child in children.values()
-            )
-            level = [manifest for manifest in manifests if manifest is not None]
-            present += level
-
-        too_deep = ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        image.exceed(too_deep)
-        return present
+        target = image.target
+        self.manifests.add((top.digest, target.key))
+        look = partial(self._look_at_child, image)
+        try:
+            tree = await self._discovery.fetch_tree(target, top.digest, top, look)
+        except ContentError as error:  # it has more parts than are looked at
+            image.fail(error)
+            return ()
+        await gather(partial(self._look_at_blob, image, blob) for blob in tree.blobs.values())
+        return tree.children
 
     async def _look_at_child(self, image: Inspection, child: Descriptor) -> Manifest | None:
         """Return a manifest that an index names, or None if it is not there or corrupt."""
