@@ -78,19 +78,18 @@ class Inspection:
         self.error = self.error or error
 
     @contextmanager
-    def looking_at(self, part: str, digest: str, size: int | None = None) -> Iterator[None]:
+    def looking_at(self, part: str, digest: str, size: int = 0) -> Iterator[None]:
         """Record a SyncError that ends the block, and continue after the block.
 
         `part` is the word for what is looked at, such as "blob". A ContentError is the finding that
-        it is corrupt. If `size` is given, a 404 is the finding that it is missing. It is 0 if it is
-        not known.
+        it is corrupt, a 404 that it is missing. `size` is in bytes, 0 if it is not known.
         """
         try:
             yield
         except ContentError as error:
             self.add("corrupt", f"{part} {digest}: {error.message}", digest)
         except SyncError as error:
-            if size is None or not _is_absent(error):
+            if not isinstance(error, RegistryError) or error.status != 404:
                 self.fail(error)
                 return
             shown_size = f" ({size_text(size)})" if size else ""
@@ -195,18 +194,11 @@ class Inspector:
             except SyncError as error:
                 await tries.wait(error)
 
-
-class Verification:
-    """Finds what targets have lost of their images, for `sync --verify`."""
-
-    def __init__(self, transport: Transport, discovery: Discovery, knowledge: Knowledge) -> None:
-        self._discovery = discovery
-        self._known = knowledge
-        self._inspector = Inspector(transport, discovery)
-        self._log = transport.machine.log
-
-    async def is_whole(self, target: Repository, reference: str, digest: str) -> bool:
-        """Ask a target for all parts of the image that a tag or digest names there.
+    async def is_whole(
+        self, known: Knowledge, target: Repository, reference: str, digest: str
+    ) -> bool:
+        """Ask a target for all parts of the image that a tag or digest names there, for `sync
+        --verify`.
 
         What is missing is logged and forgotten, so that the run copies it as it always does. Raises
         SyncError if something cannot be looked at, or if its bytes are wrong: they stay, because a
@@ -214,9 +206,9 @@ class Verification:
         """
         image = Inspection("", target, reference)
         manifests = [digest]
-        with image.looking_at("manifest", digest, size=0):
+        with image.looking_at("manifest", digest):
             top = await self._discovery.fetch_manifest(target, digest)
-            manifests += [child.digest for child in await self._inspector.look_below(image, top)]
+            manifests += [child.digest for child in await self.look_below(image, top)]
         if image.error is not None:
             raise image.error
 
@@ -228,16 +220,12 @@ class Verification:
                 error = ContentError(finding.message, hint=hint)
                 raise error.add_context(Side.TARGET, "verify", image.target_name)
             # This run may have brought it since it was looked for.
-            if finding.digest is not None and not self._known.is_confirmed(where, finding.digest):
+            if finding.digest is not None and not known.is_confirmed(where, finding.digest):
                 lost.add(finding.digest)
-                self._log("warning", "part_missing", f"{image.target_name}: {finding.message}")
+                text = f"{image.target_name}: {finding.message}"
+                self._discovery.log_once("warning", "part_missing", text)
         if not lost:
             return True
         for name in (*manifests, *lost):  # nothing is believed of the image now
-            self._known.forget(where, name)
+            known.forget(where, name)
         return False
-
-
-def _is_absent(error: SyncError) -> bool:
-    """Report whether an error says that something does not exist."""
-    return isinstance(error, RegistryError) and error.status == 404

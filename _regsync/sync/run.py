@@ -123,10 +123,10 @@ class Run:
             transport, self._knowledge, recheck=recheck, reads_only=is_dry_run, lock=lock
         )
         if verify:
-            from _regsync.sync.inspection import Verification  # most runs do not need this module
+            from _regsync.sync.inspection import Inspector  # most runs do not need this module
 
-            verification = Verification(transport, self._discovery, self._knowledge)
-            self._discovery.is_whole = verification.is_whole
+            inspector = Inspector(transport, self._discovery)
+            self._discovery.is_whole = partial(inspector.is_whole, self._knowledge)
         self._referrers = Referrers(
             self._discovery,
             self._knowledge,
