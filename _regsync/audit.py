@@ -9,7 +9,7 @@ Follows: docs/design.md section 12 ("Audit").
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,10 +90,10 @@ class Audit:
         self.findings = list[Finding]()
         # Images that could not be checked completely, each with its error.
         self.failures = list[Outcome]()
-        # How many images are selected so far, and how many have a result. An image counts once for
-        # each target.
+        # How many images are selected so far, and how many have which result. An image counts once
+        # for each target.
         self.images_known = 0
-        self.images_done = 0
+        self._results = Counter(whole=0, flawed=0, failed=0)
         # True until the audit has ended regularly.
         self.interrupted = True
 
@@ -162,8 +162,11 @@ class Audit:
         self._end(image)
 
     def _end(self, image: _Image) -> None:
-        """Report what was found, and whether the image could be checked completely."""
-        self.images_done += 1
+        """Report what was found, and whether the image could be checked completely. An image with
+        both findings and an error has failed.
+        """
+        result = "failed" if image.error else "flawed" if image.findings else "whole"
+        self._results[result] += 1
         for finding in image.findings:
             self.findings.append(finding)
             self._emit(finding)
@@ -292,6 +295,10 @@ class Audit:
         return 1 if self.findings else 0
 
     @property
+    def images_done(self) -> int:
+        return self._results.total()
+
+    @property
     def has_something_to_report(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.findings or self.failures)
@@ -305,17 +312,8 @@ class Audit:
         return f"interrupted, images not checked: {self.images_known - self.images_done}"
 
     def totals(self) -> dict[str, Any]:
-        """Return the counts for `totals` of the JSON document, except those of requests.
-
-        Each image is whole, flawed or failed. An image with both findings and an error has failed.
-        """
-        failed = {(outcome.source, outcome.target) for outcome in self.failures}
-        flawed = {(finding.source, finding.target) for finding in self.findings} - failed
-        images = {
-            "whole": self.images_done - len(flawed) - len(failed),
-            "flawed": len(flawed),
-            "failed": len(failed),
-        }
+        """Return the counts for `totals` of the JSON document, except those of requests."""
+        images = dict(self._results)
         if self.images_known > self.images_done:
             images["undone"] = self.images_known - self.images_done
         found = self._found

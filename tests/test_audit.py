@@ -485,6 +485,15 @@ async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(pair):
         assert not place.journal.entries
 
 
+async def test_two_mappings_of_a_source_that_cannot_be_listed_are_two_failures(mirror):
+    mirror.mapping["tags"] = tags("v*")
+    mirror.others.append({"from": "app", "tags": tags("w*")})
+    mirror.source.app.faults.on("GET", "tag_list").status(403)
+    ran = await mirror.audit()
+    assert len(ran.report["failures"]) == 2
+    assert ran.totals["images"] == {"whole": 0, "flawed": 0, "failed": 2}
+
+
 async def test_a_tag_that_the_source_lost_is_a_failure(mirror):
     mirror.seed.image().load_into(mirror.target.app, "app", "v1")
     mirror.seed.image().load_into(mirror.source.app, "app", "v2")
