@@ -16,14 +16,13 @@ from typing import Any
 
 import anyio
 
-from _regsync import edge
 from _regsync.config import Config, MappingRule
 from _regsync.errors import Side, SyncError
 from _regsync.oci import Manifest, full_name
 from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, RepositoryKey, StateFile
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
 from _regsync.sync.discovery import Discovery, TagLookup
 from _regsync.sync.image import Tree
@@ -53,6 +52,7 @@ class Audit:
         self,
         transport: Transport,
         config: Config,
+        knowledge: Knowledge,
         emit: Callable[[Finding | Outcome], None],
         *,
         reads_blobs: bool,
@@ -60,25 +60,19 @@ class Audit:
     ) -> None:
         """Prepare to check all images that `config` selects.
 
-        `emit` is called with each finding, and with each image that could not be checked.
+        `knowledge` has the digests of trimmed indexes, when digests were first seen, and how hosts
+        log in. It is not believed about the content of targets, because that is what an audit
+        checks. `emit` is called with each finding, and with each image that could not be checked.
         With `reads_blobs` all blobs at targets are downloaded and verified. With a lock, tags and
-        digests are those of the lock, and sources are not asked. Raises ConfigError if a mapping
-        has `min_age` and there can be no state.
+        digests are those of the lock, and sources are not asked.
         """
         self.transport = transport
         self._config = config
         self._emit = emit
 
-        # The state is used for the digests of trimmed indexes and for the login methods of hosts.
-        # It is not trusted about the content of targets, because that is what an audit checks.
-        self._state = StateFile(config.cache_dir, transport.machine.log)
-        self._state.load(may_write=False, is_needed=config.has_ages)
-        wall = edge.current().wall
-        self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
-        self._discovery = Discovery(transport, self._knowledge, reads_only=True, lock=lock)
-        self._referrers = Referrers(
-            self._discovery, self._knowledge, wall, has_state=self._state.is_used
-        )
+        self._knowledge = knowledge
+        self._discovery = Discovery(transport, knowledge, reads_only=True, lock=lock)
+        self._referrers = Referrers(self._discovery, knowledge)
         # What the targets hold, and which of its manifests are artifacts.
         self._found = Inspector(transport, self._discovery, reads_blobs=reads_blobs)
         self._artifacts = set[tuple[str, RepositoryKey]]()
@@ -101,19 +95,16 @@ class Audit:
 
     async def run(self) -> None:
         """Check all images, and keep the findings and failures."""
-        try:
-            # Each target host has its own queue, so that a host that does not respond does not
-            # delay the checks at other hosts.
-            by_host = defaultdict[str, list[_Image]](list)
-            for image in await self._select_images():
-                by_host[image.target.host.key].append(image)
-            await gather(
-                partial(gather, [partial(self._check, image) for image in queue])
-                for queue in by_host.values()
-            )
-            self.interrupted = False
-        finally:
-            self._state.close()
+        # Each target host has its own queue, so that a host that does not respond does not delay the
+        # checks at other hosts.
+        by_host = defaultdict[str, list[_Image]](list)
+        for image in await self._select_images():
+            by_host[image.target.host.key].append(image)
+        await gather(
+            partial(gather, [partial(self._check, image) for image in queue])
+            for queue in by_host.values()
+        )
+        self.interrupted = False
 
     async def _select_images(self) -> list[_Image]:
         """Return the images that the mappings select, one for each target."""
@@ -295,13 +286,13 @@ class Audit:
         return 1 if self.findings else 0
 
     @property
-    def images_done(self) -> int:
-        return self._results.total()
-
-    @property
     def has_something_to_report(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.findings or self.failures)
+
+    @property
+    def images_done(self) -> int:
+        return self._results.total()
 
     @property
     def bytes_moved(self) -> int:

@@ -101,7 +101,6 @@ class Run:
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied.
         """
-        wall = edge.current().wall
         recheck = recheck or verify
         is_dry_run = kind == "plan"
         self._transport = transport
@@ -117,6 +116,7 @@ class Run:
         self._compiled_glob = cache(compile_glob)
 
         self._state = state
+        wall = edge.current().wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
@@ -130,7 +130,6 @@ class Run:
         self._referrers = Referrers(
             self._discovery,
             self._knowledge,
-            wall,
             has_state=self._state.is_used,
             recheck=recheck,
             never_lists_tags=kind == "copy",
