@@ -10,7 +10,7 @@ Follows: docs/design.md section 12 ("Audit").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
 from _regsync.sync.discovery import Discovery, TagLookup
-from _regsync.sync.image import Tree
 from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
@@ -207,11 +206,10 @@ class Audit:
             text = f"found {top.digest}, expected {expected}"
             image.add("differs", text, top.digest, expected=expected)
         # The contents are looked at even if the digest is wrong, because clients can pull the image.
-        children = await self._found.look_below(image, top)
+        tree = await self._found.look_below(image, top)
         # If the digest is wrong, the source may not have this image, and so no artifacts of it.
         if not image.mapping.artifacts.enabled or top.digest != likely_digest:
             return
-        tree = Tree(top, tuple(children), source_digest)
         lookup = TagLookup(image.source, image.tag, tree, top.digest, source_digest, targets=())
         await self._look_at_artifacts(image, lookup)
 
@@ -246,14 +244,15 @@ class Audit:
         )
         listed = {entry.digest for entries in lists for entry in entries}
         await gather(
-            partial(self._look_at_artifact, image, artifact, is_listed=artifact.digest in listed)
-            for artifact in artifacts
+            partial(self._look_at_artifact, image, artifact, listed) for artifact in artifacts
         )
 
     async def _look_at_artifact(
-        self, image: _Image, artifact: Artifact, *, is_listed: bool
+        self, image: _Image, artifact: Artifact, listed: Collection[str]
     ) -> None:
-        """Look at one artifact that the source has."""
+        """Look at one artifact that the source has. `listed` are the digests of those that clients
+        find at the target.
+        """
         digest = artifact.digest
         with image.looking_at("manifest", digest):
             if artifact.tag is not None:
@@ -273,7 +272,7 @@ class Audit:
             if manifest.digest != digest:
                 text = f"artifact {artifact.reference}: found {manifest.digest}, expected {digest}"
                 image.add("differs", text, manifest.digest, expected=digest)
-            elif artifact.tag is None and not is_listed:
+            elif artifact.tag is None and digest not in listed:
                 text = f"{artifact} exists, but the target does not list it"
                 image.add("artifact_missing", text, digest)
 

@@ -20,7 +20,7 @@ from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.image import Traffic
+from _regsync.sync.image import Traffic, Tree
 from _regsync.sync.once import Once, gather
 from _regsync.text import size_text
 
@@ -119,10 +119,10 @@ class Inspector:
         # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
         self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
 
-    async def look_below(self, image: Inspection, top: Manifest) -> tuple[Manifest, ...]:
+    async def look_below(self, image: Inspection, top: Manifest) -> Tree:
         """Look at all manifests and blobs that a manifest names at any depth.
 
-        Returns the manifests that are there, without `top`.
+        Returns it with the manifests that are there.
         """
         target = image.target
         self.manifests.add((top.digest, target.key))
@@ -131,9 +131,9 @@ class Inspector:
             tree = await self._discovery.fetch_tree(target, top.digest, top, look)
         except ContentError as error:  # it has more parts than are looked at
             image.fail(error)
-            return ()
+            return Tree(top, (), top.digest)
         await gather(partial(self._look_at_blob, image, blob) for blob in tree.blobs.values())
-        return tree.children
+        return tree
 
     async def _look_at_child(self, image: Inspection, child: Descriptor) -> Manifest | None:
         """Return a manifest that an index names, or None if it is not there or corrupt."""
@@ -208,7 +208,8 @@ class Inspector:
         manifests = [digest]
         with image.looking_at("manifest", digest):
             top = await self._discovery.fetch_manifest(target, digest)
-            manifests += [child.digest for child in await self.look_below(image, top)]
+            tree = await self.look_below(image, top)
+            manifests += [child.digest for child in tree.children]
         if image.error is not None:
             raise image.error
 
