@@ -331,13 +331,11 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of the JSON document that only an audit has."""
-        findings = sorted(self.findings, key=lambda each: (each.target, each.finding, each.message))
-        failures = sorted(self.failures, key=lambda each: (each.target, each.source))
         return {
-            "findings": [finding._asdict() for finding in findings],
+            "findings": [finding._asdict() for finding in self.findings],
             "failures": [
                 {"source": each.source, "target": each.target, "error": error_json(each.error)}
-                for each in failures
+                for each in self.failures
             ],
         }
 

@@ -131,7 +131,7 @@ class Inspector:
             tree = await self._discovery.fetch_tree(target, top.digest, top, look)
         except ContentError as error:  # it has more parts than are looked at
             image.fail(error)
-            return Tree(top, (), top.digest)
+            tree = Tree(top, (), top.digest)
         await gather(partial(self._look_at_blob, image, blob) for blob in tree.blobs.values())
         return tree
 
