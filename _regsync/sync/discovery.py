@@ -658,7 +658,12 @@ class Discovery:
 
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""
-        fetch = partial(self._fetch_unless, lambda entry: False, source)
+        fetched = {manifest.digest: manifest for manifest in tree.children}
+
+        async def fetch(entry: Descriptor) -> Manifest:
+            manifest = fetched.get(entry.digest)
+            return manifest or await self.fetch_manifest(source, entry.digest, entry)
+
         return await self.fetch_tree(source, tree.source_digest, tree.root, fetch)
 
     async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
