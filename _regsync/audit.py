@@ -9,24 +9,22 @@ Follows: docs/design.md section 12 ("Audit").
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import anyio
 
-from _regsync import edge
 from _regsync.config import Config, MappingRule
 from _regsync.errors import Side, SyncError
 from _regsync.oci import Manifest, full_name
 from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, RepositoryKey, StateFile
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.artifacts import Artifact, Referrers, unless_absent
 from _regsync.sync.discovery import Discovery, TagLookup
-from _regsync.sync.image import Tree
 from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
@@ -53,6 +51,7 @@ class Audit:
         self,
         transport: Transport,
         config: Config,
+        knowledge: Knowledge,
         emit: Callable[[Finding | Outcome], None],
         *,
         reads_blobs: bool,
@@ -60,25 +59,19 @@ class Audit:
     ) -> None:
         """Prepare to check all images that `config` selects.
 
-        `emit` is called with each finding, and with each image that could not be checked.
+        `knowledge` has the digests of trimmed indexes, when digests were first seen, and how hosts
+        log in. It is not believed about the content of targets, because that is what an audit
+        checks. `emit` is called with each finding, and with each image that could not be checked.
         With `reads_blobs` all blobs at targets are downloaded and verified. With a lock, tags and
-        digests are those of the lock, and sources are not asked. Raises ConfigError if a mapping
-        has `min_age` and there can be no state.
+        digests are those of the lock, and sources are not asked.
         """
         self.transport = transport
         self._config = config
         self._emit = emit
 
-        # The state is used for the digests of trimmed indexes and for the login methods of hosts.
-        # It is not trusted about the content of targets, because that is what an audit checks.
-        self._state = StateFile(config.cache_dir, transport.machine.log)
-        self._state.load(may_write=False, is_needed=config.has_ages)
-        wall = edge.current().wall
-        self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
-        self._discovery = Discovery(transport, self._knowledge, reads_only=True, lock=lock)
-        self._referrers = Referrers(
-            self._discovery, self._knowledge, wall, has_state=self._state.is_used
-        )
+        self._knowledge = knowledge
+        self._discovery = Discovery(transport, knowledge, reads_only=True, lock=lock)
+        self._referrers = Referrers(self._discovery, knowledge)
         # What the targets hold, and which of its manifests are artifacts.
         self._found = Inspector(transport, self._discovery, reads_blobs=reads_blobs)
         self._artifacts = set[tuple[str, RepositoryKey]]()
@@ -90,10 +83,10 @@ class Audit:
         self.findings = list[Finding]()
         # Images that could not be checked completely, each with its error.
         self.failures = list[Outcome]()
-        # How many images are selected so far, and how many have a result. An image counts once for
-        # each target.
+        # How many images are selected so far, and how many have which result. An image counts once
+        # for each target.
         self.images_known = 0
-        self.images_done = 0
+        self._results = Counter(whole=0, flawed=0, failed=0)
         # True until the audit has ended regularly.
         self.interrupted = True
 
@@ -101,19 +94,16 @@ class Audit:
 
     async def run(self) -> None:
         """Check all images, and keep the findings and failures."""
-        try:
-            # Each target host has its own queue, so that a host that does not respond does not
-            # delay the checks at other hosts.
-            by_host = defaultdict[str, list[_Image]](list)
-            for image in await self._select_images():
-                by_host[image.target.host.key].append(image)
-            await gather(
-                partial(gather, [partial(self._check, image) for image in queue])
-                for queue in by_host.values()
-            )
-            self.interrupted = False
-        finally:
-            self._state.close()
+        # Each target host has its own queue, so that a host that does not respond does not delay the
+        # checks at other hosts.
+        by_host = defaultdict[str, list[_Image]](list)
+        for image in await self._select_images():
+            by_host[image.target.host.key].append(image)
+        await gather(
+            partial(gather, [partial(self._check, image) for image in queue])
+            for queue in by_host.values()
+        )
+        self.interrupted = False
 
     async def _select_images(self) -> list[_Image]:
         """Return the images that the mappings select, one for each target."""
@@ -162,8 +152,11 @@ class Audit:
         self._end(image)
 
     def _end(self, image: _Image) -> None:
-        """Report what was found, and whether the image could be checked completely."""
-        self.images_done += 1
+        """Report what was found, and whether the image could be checked completely. An image with
+        both findings and an error has failed.
+        """
+        result = "failed" if image.error else "flawed" if image.findings else "whole"
+        self._results[result] += 1
         for finding in image.findings:
             self.findings.append(finding)
             self._emit(finding)
@@ -213,11 +206,10 @@ class Audit:
             text = f"found {top.digest}, expected {expected}"
             image.add("differs", text, top.digest, expected=expected)
         # The contents are looked at even if the digest is wrong, because clients can pull the image.
-        children = await self._found.look_below(image, top)
+        tree = await self._found.look_below(image, top)
         # If the digest is wrong, the source may not have this image, and so no artifacts of it.
         if not image.mapping.artifacts.enabled or top.digest != likely_digest:
             return
-        tree = Tree(top, tuple(children), source_digest)
         lookup = TagLookup(image.source, image.tag, tree, top.digest, source_digest, targets=())
         await self._look_at_artifacts(image, lookup)
 
@@ -252,14 +244,15 @@ class Audit:
         )
         listed = {entry.digest for entries in lists for entry in entries}
         await gather(
-            partial(self._look_at_artifact, image, artifact, is_listed=artifact.digest in listed)
-            for artifact in artifacts
+            partial(self._look_at_artifact, image, artifact, listed) for artifact in artifacts
         )
 
     async def _look_at_artifact(
-        self, image: _Image, artifact: Artifact, *, is_listed: bool
+        self, image: _Image, artifact: Artifact, listed: Collection[str]
     ) -> None:
-        """Look at one artifact that the source has."""
+        """Look at one artifact that the source has. `listed` are the digests of those that clients
+        find at the target.
+        """
         digest = artifact.digest
         with image.looking_at("manifest", digest):
             if artifact.tag is not None:
@@ -279,7 +272,7 @@ class Audit:
             if manifest.digest != digest:
                 text = f"artifact {artifact.reference}: found {manifest.digest}, expected {digest}"
                 image.add("differs", text, manifest.digest, expected=digest)
-            elif artifact.tag is None and not is_listed:
+            elif artifact.tag is None and digest not in listed:
                 text = f"{artifact} exists, but the target does not list it"
                 image.add("artifact_missing", text, digest)
 
@@ -297,6 +290,10 @@ class Audit:
         return bool(self.findings or self.failures)
 
     @property
+    def images_done(self) -> int:
+        return self._results.total()
+
+    @property
     def bytes_moved(self) -> int:
         return self.transport.blob_bytes
 
@@ -305,17 +302,8 @@ class Audit:
         return f"interrupted, images not checked: {self.images_known - self.images_done}"
 
     def totals(self) -> dict[str, Any]:
-        """Return the counts for `totals` of the JSON document, except those of requests.
-
-        Each image is whole, flawed or failed. An image with both findings and an error has failed.
-        """
-        failed = {(outcome.source, outcome.target) for outcome in self.failures}
-        flawed = {(finding.source, finding.target) for finding in self.findings} - failed
-        images = {
-            "whole": self.images_done - len(flawed) - len(failed),
-            "flawed": len(flawed),
-            "failed": len(failed),
-        }
+        """Return the counts for `totals` of the JSON document, except those of requests."""
+        images = dict(self._results)
         if self.images_known > self.images_done:
             images["undone"] = self.images_known - self.images_done
         found = self._found
@@ -343,13 +331,11 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of the JSON document that only an audit has."""
-        findings = sorted(self.findings, key=lambda each: (each.target, each.finding, each.message))
-        failures = sorted(self.failures, key=lambda each: (each.target, each.source))
         return {
-            "findings": [finding._asdict() for finding in findings],
+            "findings": [finding._asdict() for finding in self.findings],
             "failures": [
                 {"source": each.source, "target": each.target, "error": error_json(each.error)}
-                for each in failures
+                for each in self.failures
             ],
         }
 

@@ -825,14 +825,6 @@ class LayoutRepository(Locked):
         """Return a repository at the far side for a blob that was left out here. None: it was not."""
         return self._index().left_out.get(digest)
 
-    async def blob_size(self, digest: str) -> int | None:
-        """Return the size of a blob. Raises RegistryError with status 404 if it is not there."""
-        with self.adding_context("look up blob", self.name_of(digest)):
-            size = self.host.size_of(digest)
-            if size is None:
-                raise self._absent()
-            return size
-
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
     ) -> AbstractAsyncContextManager[BlobBody]:

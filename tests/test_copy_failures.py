@@ -491,7 +491,7 @@ async def test_wrong_bytes_stay_and_the_error_says_what_to_do(kept):
     ran = await kept.run("sync", "--verify")
     found = only(errors(ran))
     assert (ran.status, found["code"], found["side"]) == (2, "CONTENT_ERROR", "target")
-    assert f"blob {wrong}: it has 3 bytes" in found["message"]
+    assert f"blob {wrong}: the blob has 3 bytes" in found["message"]
     assert found["hint"] == "delete it at the target, and run `sync --verify` again"
     kept.target.journal.matching(WRITES).none()
 
@@ -499,7 +499,7 @@ async def test_wrong_bytes_stay_and_the_error_says_what_to_do(kept):
 async def test_what_cannot_be_asked_for_is_a_failure(kept):
     image = kept.load(kept.seed.image(), "v1")
     await kept.run("sync")
-    kept.target.app.faults.on("HEAD", "blob", reference=next(iter(image.blobs))).status(403)
+    kept.target.app.faults.on("HEAD GET", "blob", reference=next(iter(image.blobs))).status(403)
     assert only(errors(await kept.run("sync", "--verify")))["code"] == "AUTH_ERROR"
     kept.target.journal.matching(WRITES).none()
 

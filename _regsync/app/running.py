@@ -11,8 +11,8 @@ Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5, 10 and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +24,7 @@ from _regsync.app.environment import carry_out, connected, report_document, utc_
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, RegsyncError, Side
 from _regsync.files import replacing
+from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
@@ -185,8 +186,9 @@ async def audit(
             console.print_line(result.line())
 
     async with connected(console, config.registries_in_use) as transport:
-        work = Audit(transport, config, show, reads_blobs=reads_blobs, lock=lock)
-        signals = await carry_out(work.run, console, work)
+        with reading_state(config, transport, is_needed=config.has_ages) as knowledge:
+            work = Audit(transport, config, knowledge, show, reads_blobs=reads_blobs, lock=lock)
+            signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - start
     if work.interrupted:
         console.log("warning", "interrupted", work.undone_text())
@@ -273,24 +275,18 @@ async def update_lock(
     async with connected(console, [rule.source for rule in mappings]) as transport:
         # The state has facts about the sources, from their logins to their referrers, which save
         # requests.
-        state = StateFile(config.cache_dir, transport.machine.log)
-        state.load(may_write=False)
-        try:
-            wall = edge.current().wall
-            knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
+        with reading_state(config, transport) as knowledge:
             discovery = Discovery(transport, knowledge, reads_only=True)
             new = Locking(
                 transport,
                 discovery,
-                Referrers(discovery, knowledge, wall, has_state=False),
+                Referrers(discovery, knowledge),
                 old_lock,
                 mappings,
                 keeps_others=bool(only),
                 recheck=recheck,
             )
             signals = await carry_out(new.resolve, console, new)
-        finally:
-            state.close()
     if signals:
         return 128 + signals[0]
 
@@ -351,6 +347,19 @@ def _change_line(change: Change) -> str:
 
 
 # Files.
+
+
+@contextmanager
+def reading_state(
+    config: Config, transport: Transport, *, is_needed: bool = False
+) -> Iterator[Knowledge]:
+    """Yield what earlier runs have learnt. Nothing is saved.
+
+    Raises ConfigError if the state `is_needed` and cannot be read.
+    """
+    with closing(StateFile(config.cache_dir, transport.machine.log)) as state:
+        state.load(may_write=False, is_needed=is_needed)
+        yield Knowledge(state, now=edge.current().wall, ttl=config.cache_ttl)
 
 
 def replace_lines(path: str, lines: Iterable[str]) -> None:

@@ -435,17 +435,6 @@ class RemoteRepository(Locked):
         """Return the upload of a blob. No request is sent yet."""
         return Upload(self, blob)
 
-    async def blob_size(self, digest: str) -> int | None:
-        """Return the size of a blob in bytes, or None if the registry does not report it.
-
-        Raises RegistryError with status 404 if the blob does not exist.
-        """
-        call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
-        with self.adding_context("look up blob", self.name_of(digest)):
-            answer = await self.host.request(call, ok=(200,))
-        size = answer.headers.get("content-length")
-        return int(size) if size is not None else None
-
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
     ) -> AbstractAsyncContextManager[BlobBody]:

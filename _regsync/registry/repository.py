@@ -167,12 +167,6 @@ class Repository(Locked, Protocol):
         Without `with_retries` a failed request is not repeated.
         """
 
-    async def blob_size(self, digest: str) -> int | None:
-        """Return the size of a blob in bytes, or None if it is not reported.
-
-        Raises RegistryError with status 404 if the blob does not exist.
-        """
-
     def far_repository(self, digest: str) -> str | None:
         """Return the repository at a target that holds a blob which was omitted here, or None."""
 

@@ -11,12 +11,13 @@ Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 import anyio
 
+from _regsync import edge
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci import (
@@ -369,22 +370,20 @@ class Referrers:
         self,
         discovery: Discovery,
         knowledge: Knowledge,
-        wall: Callable[[], float],
         *,
-        has_state: bool,
+        has_state: bool = False,
         recheck: bool = False,
         never_lists_tags: bool = False,
     ) -> None:
         """Prepare the searches of one run.
 
-        `wall` returns the time in seconds since 1970. `has_state` says whether the results of
-        earlier runs are available. With `recheck` every image is searched, even if the state says
-        that its artifacts are complete. With `never_lists_tags` the run does not list the tags of
-        sources, so each cosign tag of an image is looked up by a HEAD request.
+        `has_state` says whether the results of earlier runs are available. With `recheck` every
+        image is searched, even if the state says that its artifacts are complete. With
+        `never_lists_tags` the run does not list the tags of sources, so each cosign tag of an image
+        is looked up by a HEAD request.
         """
         self._discovery = discovery
         self._knowledge = knowledge
-        self._wall = wall
         self._has_state = has_state
         self._recheck = recheck
         self._never_lists_tags = never_lists_tags
@@ -427,7 +426,7 @@ class Referrers:
         if self._recheck or not all(copy.already_at_target for copy in copies):
             return SearchDepth.DEEP
 
-        now = self._wall()
+        now = edge.current().wall()
         locked = lookup.source.locked_parts(lookup.reference)
         if locked is not None:
             # The artifacts change only if the lock does, and cost no request to the source.

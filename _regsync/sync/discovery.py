@@ -606,7 +606,8 @@ class Discovery:
         if lacking and is_left_out(root):
             tree = Tree(root, (), top.digest)  # only the tag is missing
         elif lacking:
-            tree = await self._fetch_tree(source, top.digest, root, is_left_out)
+            fetch = partial(self._fetch_unless, is_left_out, source)
+            tree = await self.fetch_tree(source, top.digest, root, fetch)
 
         for manifest in tree.manifests if tree is not None else (root,):
             for tag in tags:
@@ -657,9 +658,13 @@ class Discovery:
 
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""
-        return await self._fetch_tree(
-            source, tree.source_digest, tree.root, lambda entry: False, tree.children
-        )
+        fetched = {manifest.digest: manifest for manifest in tree.children}
+
+        async def fetch(entry: Descriptor) -> Manifest:
+            manifest = fetched.get(entry.digest)
+            return manifest or await self.fetch_manifest(source, entry.digest, entry)
+
+        return await self.fetch_tree(source, tree.source_digest, tree.root, fetch)
 
     async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that may be the subject of artifacts.
@@ -671,9 +676,8 @@ class Discovery:
             top = await self.fetch_manifest(source, lookup.source_digest)
             root = self._filter_platforms(mapping, source, top)
             # The indexes are enough: platform manifests are not fetched.
-            tree = await self._fetch_tree(
-                source, top.digest, root, is_left_out=lambda entry: not entry.is_index
-            )
+            fetch = partial(self._fetch_unless, lambda entry: not entry.is_index, source)
+            tree = await self.fetch_tree(source, top.digest, root, fetch)
         entries = [entry for manifest in tree.manifests for entry in manifest.children]
         digests = [entry.digest for entry in entries if not entry.attested_digest]
         return digests if lookup.is_trimmed else [tree.root.digest, *digests]
@@ -728,49 +732,48 @@ class Discovery:
             self.log_once("info", "index_trimmed", f"{source}: {text}; {no_artifacts}")
         return root
 
-    async def _fetch_tree(
+    async def _fetch_unless(
+        self, is_left_out: Callable[[Descriptor], bool], source: Repository, entry: Descriptor
+    ) -> Manifest | None:
+        """Fetch a manifest that an index names. Returns None if it is left out."""
+        if is_left_out(entry):
+            return None
+        return await self.fetch_manifest(source, entry.digest, entry)
+
+    async def fetch_tree(
         self,
         source: Repository,
         top_digest: str,
         root: Manifest,
-        is_left_out: Callable[[Descriptor], bool],
-        known_manifests: Iterable[Manifest] = (),
+        fetch: Callable[[Descriptor], Awaitable[Manifest | None]],
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree, in which each comes
         after its own children (I2).
 
-        The manifests in `known_manifests` need no request. An entry is neither fetched nor
-        descended into if `is_left_out` returns True. `top_digest` is the digest of the root at the
-        source, before platforms were filtered.
+        `fetch` is called for each manifest that an index of the tree names. The tree goes on without
+        those for which it returns None. `top_digest` is the digest of the root at the source, before
+        platforms were filtered.
 
         Raises ContentError if the tree is too large or too deep.
         """
-        manifests = {manifest.digest: manifest for manifest in known_manifests}
+        named = dict[str, Descriptor]()
         levels = [[root]]
         with source.adding_context("read", source.name_of(top_digest)):
             # One level more than allowed is looked at, to find that there is none.
             for _ in range(MAX_INDEX_DEPTH + 1):
-                entries = {
-                    entry.digest: entry
-                    for parent in levels[-1]
-                    for entry in parent.children
-                    if entry.digest in manifests or not is_left_out(entry)
-                }
+                entries = {each.digest: each for parent in levels[-1] for each in parent.children}
                 if not entries:
                     # By the deepest level that names them.
                     below = {each.digest: each for level in levels[:0:-1] for each in level}
                     return Tree(root, tuple(below.values()), top_digest)
-                missing = [each for each in entries.values() if each.digest not in manifests]
-                check_tree_size([*manifests.values(), *missing])
-                fetched = await gather(
-                    partial(self.fetch_manifest, source, entry.digest, entry) for entry in missing
-                )
-                manifests |= {manifest.digest: manifest for manifest in fetched}
-                levels.append([manifests[digest] for digest in entries])
+                named |= entries
+                _check_tree_size(named.values())
+                fetched = await gather(partial(fetch, entry) for entry in entries.values())
+                levels.append([manifest for manifest in fetched if manifest is not None])
             raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
 
 
-def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
+def _check_tree_size(manifests: Collection[Descriptor]) -> None:
     """Raise ContentError if an image has more manifests, or more bytes of them, than a real image
     has.
     """

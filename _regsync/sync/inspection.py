@@ -14,13 +14,13 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
-from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.blobs import Reading, Tries, known_body
-from _regsync.sync.discovery import Discovery, check_tree_size
-from _regsync.sync.image import Traffic
+from _regsync.sync.discovery import Discovery
+from _regsync.sync.image import Traffic, Tree
 from _regsync.sync.once import Once, gather
 from _regsync.text import size_text
 
@@ -77,24 +77,19 @@ class Inspection:
         """Record an error."""
         self.error = self.error or error
 
-    def exceed(self, error: ContentError) -> None:
-        """Record that the image has more parts than are looked at."""
-        self.fail(error.add_context(Side.TARGET, "read", self.target_name))
-
     @contextmanager
-    def looking_at(self, part: str, digest: str, size: int | None = None) -> Iterator[None]:
+    def looking_at(self, part: str, digest: str, size: int = 0) -> Iterator[None]:
         """Record a SyncError that ends the block, and continue after the block.
 
         `part` is the word for what is looked at, such as "blob". A ContentError is the finding that
-        it is corrupt. If `size` is given, a 404 is the finding that it is missing. It is 0 if it is
-        not known.
+        it is corrupt, a 404 that it is missing. `size` is in bytes, 0 if it is not known.
         """
         try:
             yield
         except ContentError as error:
             self.add("corrupt", f"{part} {digest}: {error.message}", digest)
         except SyncError as error:
-            if size is None or not _is_absent(error):
+            if not isinstance(error, RegistryError) or error.status != 404:
                 self.fail(error)
                 return
             shown_size = f" ({size_text(size)})" if size else ""
@@ -124,42 +119,21 @@ class Inspector:
         # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
         self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
 
-    async def look_below(self, image: Inspection, top: Manifest) -> list[Manifest]:
-        """Look at all manifests and blobs that a manifest names at any depth, level by level.
+    async def look_below(self, image: Inspection, top: Manifest) -> Tree:
+        """Look at all manifests and blobs that a manifest names at any depth.
 
-        Returns the manifests that are there, without `top`.
+        Returns it with the manifests that are there.
         """
-        self.manifests.add((top.digest, image.target.key))
-        present = list[Manifest]()
-        named = dict[str, Descriptor]()
-        level = [top]
-        # Without bounds, looking at a hostile registry that returns an endless tree would not end.
-        for _ in range(MAX_INDEX_DEPTH + 1):
-            blobs = {blob.digest: blob for manifest in level for blob in manifest.blobs}
-            await gather(partial(self._look_at_blob, image, blob) for blob in blobs.values())
-            children = {
-                child.digest: child
-                for manifest in level
-                for child in manifest.children
-                if child.digest not in named
-            }
-            if not children:
-                return present
-            named |= children
-            try:
-                check_tree_size(named.values())
-            except ContentError as error:
-                image.exceed(error)
-                return present
-            manifests = await gather(
-                partial(self._look_at_child, image, child) for child in children.values()
-            )
-            level = [manifest for manifest in manifests if manifest is not None]
-            present += level
-
-        too_deep = ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        image.exceed(too_deep)
-        return present
+        target = image.target
+        self.manifests.add((top.digest, target.key))
+        look = partial(self._look_at_child, image)
+        try:
+            tree = await self._discovery.fetch_tree(target, top.digest, top, look)
+        except ContentError as error:  # it has more parts than are looked at
+            image.fail(error)
+            tree = Tree(top, (), top.digest)
+        await gather(partial(self._look_at_blob, image, blob) for blob in tree.blobs.values())
+        return tree
 
     async def _look_at_child(self, image: Inspection, child: Descriptor) -> Manifest | None:
         """Return a manifest that an index names, or None if it is not there or corrupt."""
@@ -187,24 +161,17 @@ class Inspector:
 
         Raises RegistryError with status 404 if it is absent, and ContentError if it is corrupt.
         """
-        size: int | None = None  # None if the registry does not report it
-        try:
-            size = await target.blob_size(blob.digest)
-        except SyncError as error:
-            if target.is_local or not _is_absent(error):
-                raise
-            # Some registries answer 404 to a HEAD of what a GET finds. One GET is made for each
-            # blob that seems to be missing, and its body is not read.
-            async with await target.open_blob(blob):
-                pass
-        if size is not None and size != blob.size:
-            raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
         # An empty JSON object, or a blob that is embedded in its descriptor, need not be read.
         if self._reads_blobs and known_body(blob) is None:
             self.traffic.expected_bytes += blob.size
             await self._read_blob(target, blob)
             self.blobs_read += 1
             self.bytes_read += blob.size
+        elif not await target.has_blob(blob, with_retries=True):
+            # Some registries refuse a HEAD, or answer 404, where a GET finds the blob. So one GET
+            # decides, and its body is not read.
+            async with await target.open_blob(blob):
+                pass
 
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
         """Read a blob to its end and verify its digest. Raises SyncError if that fails.
@@ -227,18 +194,11 @@ class Inspector:
             except SyncError as error:
                 await tries.wait(error)
 
-
-class Verification:
-    """Finds what targets have lost of their images, for `sync --verify`."""
-
-    def __init__(self, transport: Transport, discovery: Discovery, knowledge: Knowledge) -> None:
-        self._discovery = discovery
-        self._known = knowledge
-        self._inspector = Inspector(transport, discovery)
-        self._log = transport.machine.log
-
-    async def is_whole(self, target: Repository, reference: str, digest: str) -> bool:
-        """Ask a target for all parts of the image that a tag or digest names there.
+    async def is_whole(
+        self, known: Knowledge, target: Repository, reference: str, digest: str
+    ) -> bool:
+        """Ask a target for all parts of the image that a tag or digest names there, for `sync
+        --verify`.
 
         What is missing is logged and forgotten, so that the run copies it as it always does. Raises
         SyncError if something cannot be looked at, or if its bytes are wrong: they stay, because a
@@ -246,9 +206,10 @@ class Verification:
         """
         image = Inspection("", target, reference)
         manifests = [digest]
-        with image.looking_at("manifest", digest, size=0):
+        with image.looking_at("manifest", digest):
             top = await self._discovery.fetch_manifest(target, digest)
-            manifests += [child.digest for child in await self._inspector.look_below(image, top)]
+            tree = await self.look_below(image, top)
+            manifests += [child.digest for child in tree.children]
         if image.error is not None:
             raise image.error
 
@@ -260,16 +221,12 @@ class Verification:
                 error = ContentError(finding.message, hint=hint)
                 raise error.add_context(Side.TARGET, "verify", image.target_name)
             # This run may have brought it since it was looked for.
-            if finding.digest is not None and not self._known.is_confirmed(where, finding.digest):
+            if finding.digest is not None and not known.is_confirmed(where, finding.digest):
                 lost.add(finding.digest)
-                self._log("warning", "part_missing", f"{image.target_name}: {finding.message}")
+                text = f"{image.target_name}: {finding.message}"
+                self._discovery.log_once("warning", "part_missing", text)
         if not lost:
             return True
         for name in (*manifests, *lost):  # nothing is believed of the image now
-            self._known.forget(where, name)
+            known.forget(where, name)
         return False
-
-
-def _is_absent(error: SyncError) -> bool:
-    """Report whether an error says that something does not exist."""
-    return isinstance(error, RegistryError) and error.status == 404

@@ -100,7 +100,6 @@ class Run:
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied.
         """
-        wall = edge.current().wall
         recheck = recheck or verify
         is_dry_run = kind == "plan"
         self._transport = transport
@@ -116,20 +115,20 @@ class Run:
         self._compiled_glob = cache(compile_glob)
 
         self._state = state
+        wall = edge.current().wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
             transport, self._knowledge, recheck=recheck, reads_only=is_dry_run, lock=lock
         )
         if verify:
-            from _regsync.sync.inspection import Verification  # most runs do not need this module
+            from _regsync.sync.inspection import Inspector  # most runs do not need this module
 
-            verification = Verification(transport, self._discovery, self._knowledge)
-            self._discovery.is_whole = verification.is_whole
+            inspector = Inspector(transport, self._discovery)
+            self._discovery.is_whole = partial(inspector.is_whole, self._knowledge)
         self._referrers = Referrers(
             self._discovery,
             self._knowledge,
-            wall,
             has_state=self._state.is_used,
             recheck=recheck,
             never_lists_tags=kind == "copy",
