@@ -520,6 +520,17 @@ async def test_a_copy_between_directories_that_goes_on_is_waited_for(mirror):
     check_layout(mirror.disk)
 
 
+async def test_repositories_of_a_layout_share_what_they_hold(mirror):
+    """Also where both are on their way."""
+    layer = mirror.seed.blob(2_000_000)
+    image = mirror.push("v1", mirror.seed.image(layers=[layer]))
+    mirror.seed.image(layers=[layer]).load_into(mirror.source.app, "other", "v1")
+    ran = await mirror.outside(V1, {"from": "other", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"] * 2
+    mirror.source.journal.matching("GET", "blob", reference=layers_of(image)[0]).exactly(1)
+    check_layout(mirror.disk)
+
+
 # Images of a stranger that name what is on the disk, or on its way there.
 
 
