@@ -155,8 +155,12 @@ class Audit:
         """Report what was found, and whether the image could be checked completely. An image with
         both findings and an error has failed.
         """
-        result = "failed" if image.error else "flawed" if image.findings else "whole"
-        self._results[result] += 1
+        if image.error is not None:
+            self._results["failed"] += 1
+        elif image.findings:
+            self._results["flawed"] += 1
+        else:
+            self._results["whole"] += 1
         for finding in image.findings:
             self.findings.append(finding)
             self._emit(finding)

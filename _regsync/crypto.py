@@ -28,7 +28,7 @@ _MAX_SIGNATURE = 2048
 
 
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a new hash object, updated with `data`. The algorithm is that of a valid digest."""
+    """Return a new hash object, updated with `data`. The algorithm is that of a valid digest, or sha1."""
     if FIPS_BUILD:
         # `_hashlib` is OpenSSL. `hashlib` would fall back to Python's own implementations.
         import _hashlib

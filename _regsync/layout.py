@@ -486,7 +486,7 @@ class Layout:
         file = self.open(digest)
         if file is None:
             return None
-        with file:
+        with _disk_errors(self.path), file:
             return _size_of(file)
 
     def holds(self, part: Descriptor) -> bool:
@@ -567,7 +567,8 @@ class Layout:
                 hint="wait until it has ended, or copy to another directory",
             ) from error
         except OSError:
-            return  # the file system has no locks
+            text = "its file system has no locks: let only one process write to it"
+            self._log("info", "layout_lock", f"{printable(self.path)}: {text}")
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -837,7 +838,8 @@ class LayoutRepository(Locked):
             file = self.host.open(blob.digest)
             if file is None:
                 raise self._absent()
-            size = _size_of(file)
+            with _disk_errors(self.host.path):
+                size = _size_of(file)
             if size != blob.size:
                 file.close()
                 raise WrongBytes(f"the blob has {size} bytes, its descriptor says {blob.size}")
@@ -908,7 +910,8 @@ class _Upload:
             layout.check_room(self.blob.size)
             with _disk_errors(layout.path):
                 self._file = _create_file(path)
-        self.session, self.offset = path, 0
+        self.session = path
+        self.offset = 0
         layout.uploads.add(self)
         return False
 
@@ -943,7 +946,8 @@ class _Upload:
 
     async def cancel_upload(self) -> None:
         """Remove the file."""
-        path, is_ours = self.session, True
+        path = self.session
+        is_ours = True
         with suppress(SyncError):  # what has failed before says why
             is_ours = self._close()
         if is_ours:

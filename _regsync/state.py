@@ -565,7 +565,8 @@ class _Repository:
     def confirm(self, key: bytes) -> None:
         """Record that an answer of this run was about a digest."""
         held = self.learn(key)
-        held.at, held.is_gone = _THIS_RUN, False
+        held.at = _THIS_RUN
+        held.is_gone = False
 
 
 class Knowledge:

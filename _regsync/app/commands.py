@@ -470,14 +470,18 @@ def describe_version(closed_reason: str) -> dict[str, object]:
         gate = "FIPS gate holds: {name} {version} is active".format(**provider)
         if IS_STATIC:
             gate += f": {fips.CLAIM}"
-    import _ssl  # faster than `ssl`, and the version is all that is needed
+    try:
+        import _ssl  # faster than `ssl`, and the version is all that is needed
 
+        openssl = _ssl.OPENSSL_VERSION
+    except ImportError:  # an interpreter that was built without OpenSSL
+        openssl = "no OpenSSL"
     return {
         "schema": 1,
         "version": __version__,
         "build": ("static-" if IS_STATIC else "") + ("fips" if FIPS_BUILD else "nofips"),
         "python": f"CPython {sys.version.split()[0]}",
-        "openssl": _ssl.OPENSSL_VERSION,
+        "openssl": openssl,
         "gate": gate,
         "gate_holds": provider is not None,
         "provider": provider,

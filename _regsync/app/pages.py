@@ -55,7 +55,14 @@ def expecting_report(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         text = f"{name} is not the JSON report of a run: {printable(reason, 200)}"
         raise ConfigError(text, hint=_HINT) from error

@@ -257,7 +257,7 @@ class CloudLogin:
     async def credential(self, refused: Credential | None = None) -> Credential | None:
         """Return the current credential. Renew it first if it is due for renewal.
 
-        Returns None if the cloud does not answer and no login is required. Raises SyncError if the
+        Returns None if the cloud gives no login and none is required. Raises SyncError if the
         renewal failed and the old credential has expired. Concurrent callers share one renewal.
 
         `refused` is a credential that a registry has refused. If it is the current credential, it

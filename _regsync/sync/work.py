@@ -568,10 +568,10 @@ class Scheduler:
         async def is_there(digest: str) -> bool:
             if digest not in blobs:
                 return await target.head_manifest(digest) is not None
-            is_there = await target.has_blob(blobs[digest], with_retries=True)
-            if is_there:
+            has_blob = await target.has_blob(blobs[digest], with_retries=True)
+            if has_blob:
                 known.confirm_blob(job.where, digest)
-            return is_there
+            return has_blob
 
         asked = [part for part in parts if not known.is_confirmed(job.where, part)] or parts
         answers = await gather(partial(is_there, digest) for digest in asked)

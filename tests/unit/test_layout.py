@@ -375,7 +375,7 @@ async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     assert set(names_of(tmp_path / "disk")) == {"app:v1", "app:v2"}, "what the first wrote stays"
 
 
-async def test_a_file_system_without_locks_is_written(seed, tmp_path, monkeypatch):
+async def test_a_file_system_without_locks_is_written_and_told_once(seed, tmp_path, monkeypatch):
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -386,7 +386,9 @@ async def test_a_file_system_without_locks_is_written(seed, tmp_path, monkeypatc
     await layout.save()
     layout.close()
     check_layout(tmp_path / "disk")
-    assert not said
+    [line] = said
+    assert line.startswith("info: ")
+    assert "its file system has no locks" in line
 
 
 async def test_a_file_too_large_for_the_file_system_is_told_with_the_limit_of_fat32(tmp_path):
