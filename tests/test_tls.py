@@ -437,3 +437,27 @@ async def test_no_proxy_is_no_remedy_where_the_configuration_names_the_proxy(wor
     ran = await outside.copy(proxy="http://proxy.test:3128")
     assert "proxy in" in ran.err
     assert "NO_PROXY" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"HTTPS_PROXY": "socks5://proxy.test:1080"}, "HTTPS_PROXY: proxy scheme 'socks5'"),
+        ({"SSL_CERT_FILE": "/nowhere.pem"}, "/nowhere.pem does not exist"),
+    ],
+    ids=["proxy", "trust"],
+)
+async def test_what_only_a_redirect_needs_and_is_wrong_fails_what_needs_it(world, env, words):
+    """A registry that speaks plain HTTP needs neither; its storage does."""
+    source, target = world.registry("source.test"), world.registry("target.test")
+    whole, torn = (Seed(number).image(sizes=(300,)) for number in (1, 2))
+    whole.load_into(source.app, "whole", tag="v1")
+    torn.load_into(source.app, "torn", tag="v1")
+    source.app.faults.on("GET", "blob", repository="torn").redirect(f"https://{STORAGE}")
+    text = document({"source": source, "target": target}, {"from": "torn"}, {"from": "whole"})
+    ran = await world.run("sync", "--json", "-c", "-", env=env, stdin=text)
+    assert (ran.status, ran.statuses()) == (1, ["failed", "synced"])
+    assert held(target, "whole", whole)
+    (failed,) = ran.failed
+    assert "NETWORK_ERROR" in failed
+    assert words in failed

@@ -22,7 +22,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.cloud import Access, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
-from _regsync.errors import AuthError, ConnectFailed
+from _regsync.errors import AuthError, ConfigError, ConnectFailed
 from _regsync.net.dial import open_stream
 from _regsync.net.proxies import Proxy, proxy_for
 from _regsync.net.trust import find_certs_d, make_context
@@ -254,4 +254,11 @@ class Transport(Run):
     async def _dial(self, origin: Origin) -> edge.Stream:
         client = self.clients_at.get(origin.address)
         registry = client.registry if client else None
-        return await self.dialer.dial(origin, registry)
+        try:
+            return await self.dialer.dial(origin, registry)
+        except ConfigError as error:
+            # What is needed for this host alone, to which a registry has led, nobody has looked at
+            # before (`prepare`). It fails what leads there, and not the run.
+            failure = ConnectFailed(error.message, hint=error.hint)
+            failure.retryable = False
+            raise failure from error
