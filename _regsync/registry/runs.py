@@ -99,14 +99,16 @@ class Dialer:
         """Return the TLS context for a registry's configuration, with or without its client
         certificate. If `registry` is None, the context trusts the system's authorities only.
         """
+        # With equal arguments, so that all who need the same context share one (`cache`).
         if registry is None:
-            return self._contexts()
+            return self._contexts(None, None, None, ())
         # Certificates of authorities (.crt), client certificates (.cert) and their keys (.key).
         files = self._certs_d(edge.home(), registry.authority, registry.port)
-        if not has_certificate:
-            authorities = tuple(file for file in files if file.endswith(".crt"))
-            return self._contexts(registry.ca_file, certs_d=authorities)
-        return self._contexts(registry.ca_file, registry.client_cert, registry.client_key, files)
+        if has_certificate:
+            pair = registry.client_cert, registry.client_key
+            return self._contexts(registry.ca_file, *pair, files)
+        authorities = tuple(file for file in files if file.endswith(".crt"))
+        return self._contexts(registry.ca_file, None, None, authorities)
 
 
 def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
