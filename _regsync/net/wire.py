@@ -70,9 +70,10 @@ _WORTH_WAITING = 1.0
 # may close its side first.
 _LAST_WORDS = 2.0
 
-# The most bytes of a request that is repeated. A connection that took more was not dead from the
-# beginning, and the rest can be sent where it broke off.
-_MOST_SENT_TWICE = 256 * 1024
+# The most bytes of a request that is repeated: a first piece from memory or a file, and a head
+# before it. A connection that took more was not dead from the beginning, and the rest can be sent
+# where it broke off.
+_MOST_SENT_TWICE = (256 + 64) * 1024
 
 # The most idle connections that are kept. A registry may redirect each blob to another host.
 _MOST_IDLE = 256

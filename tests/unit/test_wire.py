@@ -605,10 +605,20 @@ async def test_a_body_is_not_repeated_where_its_second_piece_was_taken():
     await lose(old, blob=Blob(b"a" * 300, b"b" * 300, b"c" * 300, pause=1))
 
 
+async def test_a_first_piece_that_was_taken_whole_with_its_head_is_repeated():
+    old, new = Wire(answers=((answer(),),)), Wire(answers=((answer(b"x"),),))
+    piece = b"a" * 256 * 1024
+    async with watched(pool_of(old, new)) as pool:
+        await ask(pool)
+        old.when(old.taken + len(piece) + 1, End.RESET)
+        assert (await put(pool, Blob(piece, b"b", pause=5))).body == b"x"
+    assert new.requests[0].body == piece + b"b"
+
+
 async def test_a_body_of_which_much_was_taken_is_not_repeated():
     """Its connection was alive; who asks the session learns how much has arrived."""
-    old = dying(sends=(300_000, Pause(1)))
-    old.when(old.taken + 300_000, Pause(1), End.RESET)
+    old = dying(sends=(400_000, Pause(1)))
+    old.when(old.taken + 400_000, Pause(1), End.RESET)
     await lose(old, blob=Blob(b"a" * 500_000))
 
 
