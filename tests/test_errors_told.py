@@ -30,7 +30,7 @@ ANONYMOUS = (
     f"{LOGIN}, since no credentials are in use; or check the name: "
     "a missing repository may look like a private one"
 )
-UNREACHED = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
+UNREACHED = "check host, port and firewalls; set HTTP_PROXY if a proxy leads there"
 PROXY = "check the proxy, which HTTPS_PROXY names"
 WRONG = "check the user name, and whether the password or token has expired or lacks rights"
 PLAIN = "write http:// before the host if it serves plain HTTP"

@@ -60,7 +60,8 @@ async def open_stream(
     if the proxy sends more than its answer.
     """
     first_hop = origin if proxy is None else proxy
-    stream = await _connect(first_hop.host, first_hop.port, timeouts)
+    remedy = f"set {origin.scheme.upper()}_PROXY if a proxy leads there"
+    stream = await _connect(first_hop.host, first_hop.port, timeouts, remedy)
     try:
         if proxy is not None:
             await _open_tunnel(stream, origin, proxy, timeouts)
@@ -73,8 +74,10 @@ async def open_stream(
     return stream
 
 
-async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
-    """Connect to a port of a host. Raises ConnectFailed if there is no connection in time."""
+async def _connect(host: str, port: int, timeouts: Timeouts, remedy: str) -> edge.Stream:
+    """Connect to a port of a host. Raises ConnectFailed if there is no connection in time. `remedy`
+    is the end of its hint.
+    """
     authority = Origin("", host, port).authority
     message = f"no connection to {authority} within {timeouts.connect:g} s"
     cause: OSError | None = None
@@ -86,8 +89,7 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
         reason = printable(getattr(error, "strerror", None) or str(error), 100)
         failure = ConnectFailed(
             f"the name {printable(host, 100)} could not be resolved: {reason}",
-            hint="check the name and this machine's name servers;"
-            " set HTTPS_PROXY if a proxy leads there",
+            hint=f"check the name and this machine's name servers; {remedy}",
         )
         # ValueError: the text cannot be a name. A name server that does not answer (EAI_AGAIN) may
         # answer later.
@@ -97,8 +99,7 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
         cause = error
         reason = printable(error.strerror or str(error), 100).lower()
         message = f"no connection to {authority}: {reason}"
-    hint = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
-    raise ConnectFailed(message, hint=hint) from cause
+    raise ConnectFailed(message, hint=f"check host, port and firewalls; {remedy}") from cause
 
 
 async def _start_tls(

@@ -115,7 +115,7 @@ def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
     """Add to an error the proxy that was used, and a hint that names its setting."""
     if str(proxy) not in error.message:
         error.message = f"through the proxy {proxy}: {error.message}"
-    if error.hint is None or "HTTPS_PROXY" in error.hint:
+    if error.hint is None or "_PROXY" in error.hint:
         error.hint = f"check the proxy, which {proxy.setting} names"
 
 
