@@ -538,6 +538,21 @@ async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(wo
     assert all("1h06m" in text and "until 2026-01-01 01:06 UTC" in text for text in messages)
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_token_service_that_asks_for_hours_stops_its_registry(world, tmp_path, status):
+    mirror = Guarded(world, tmp_path)
+    for name in ("one", "two"):
+        mirror.hold(2, name=name)
+    mirror.source.app.faults.on("GET", path="/token").status(status, retry_after=86400)
+    names = [{"from": name, "tags": tags("*")} for name in ("one", "two")]
+    ran = await mirror.copy(*names)
+    assert len(mirror.source.journal.matching(path="/token")) == 1
+    assert ran.seconds < 10
+    messages = [each["error"]["message"] for each in ran.images]
+    assert len(messages) == 2
+    assert all("24h00m" in text and "until 2026-01-02 00:00 UTC" in text for text in messages)
+
+
 async def test_dead_credentials_stop_their_registry_only(near):
     dead = near.world.listen(App(), "dead.test", scheme="https", up=NEAR, down=NEAR)
     near.hold(20)

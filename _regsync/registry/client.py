@@ -511,11 +511,18 @@ class RegistryClient:
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Stop the client by an AuthError after which another attempt could lock the account."""
+        """Stop the client by an AuthError after which another attempt could lock the account, and by
+        a token service that asks for a longer wait than a run makes.
+        """
         try:
             yield
         except AuthError as error:
             if error.fatal:
+                self.stop(error)
+            raise
+        except RegistryError as error:
+            if (error.retry_after or 0.0) > LONGEST_WAIT:
+                _make_final(error, error.retry_after or 0.0)
                 self.stop(error)
             raise
 
@@ -584,19 +591,9 @@ class RegistryClient:
         if is_gateway_failure(error.status, error.retry_after):
             self._record_failure(exchange, error)
         elif error.retryable and wait > LONGEST_WAIT:
-            self._close_lane(lane, error, wait)
+            _make_final(error, wait)
+            lane.stop(error, anyio.current_time() + wait)
         return error
-
-    def _close_lane(self, lane: Lane, error: RegistryError, seconds: float) -> None:
-        """Let the requests of a lane fail for `seconds`, because the registry asks for a longer wait
-        than a run makes. Makes `error` final, and adds the time to its message.
-        """
-        end = time.gmtime(edge.current().wall() + seconds)
-        moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
-        wait = duration_text(seconds)
-        error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
-        error.retryable = False
-        lane.stop(error, anyio.current_time() + seconds)
 
     def _error_of(self, response: Response) -> RegistryError:
         """Convert an answer into an error with the cleaned text of the registry (R18)."""
@@ -613,6 +610,17 @@ class RegistryClient:
         if status in (401, 403):
             error.hint = self.authenticator.denied_hint
         return error
+
+
+def _make_final(error: RegistryError, seconds: float) -> None:
+    """Make an error final, because a registry asks for a longer wait than a run makes, and add the
+    time to its message.
+    """
+    end = time.gmtime(edge.current().wall() + seconds)
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
+    wait = duration_text(seconds)
+    error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
+    error.retryable = False
 
 
 def mask_signature(path: str) -> None:
