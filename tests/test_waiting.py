@@ -553,6 +553,18 @@ async def test_a_token_service_that_asks_for_hours_stops_its_registry(world, tmp
     assert all("24h00m" in text and "until 2026-01-02 00:00 UTC" in text for text in messages)
 
 
+@pytest.mark.parametrize("where", ["token", "storage"])
+async def test_who_refuses_without_a_lane_is_asked_ever_more_rarely(near, where):
+    provider = near.world.persona("dockerhub" if where == "token" else "redirecting")
+    near.registries["source"] = f"https://{provider.row.hosts['registry']}"
+    near.seed.image(sizes=(5000,)).load_into(provider, "library/app", "v1")
+    provider.sites[where].faults.on("GET").status(429)
+    ran = await near.copy({"from": "library/app", "tags": tags("v1")})
+    assert "429" in only(ran.failed)
+    assert 600 < ran.seconds < 700
+    assert provider.sites[where].journal.count("GET", status=429) < 120, "for two blobs"
+
+
 async def test_dead_credentials_stop_their_registry_only(near):
     dead = near.world.listen(App(), "dead.test", scheme="https", up=NEAR, down=NEAR)
     near.hold(20)

@@ -460,7 +460,9 @@ class Authenticator:
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(answer.headers.get("retry-after"), edge.current().wall())
             message = f"{who} answered {status}{suffix}"
-            return RegistryError(message, status=status, retry_after=wait)
+            error = RegistryError(message, status=status, retry_after=wait)
+            error.enters_no_lane = True
+            return error
 
         shown = ", ".join(f"{name} ({actions})" for name, actions in _in_order(wanted, needed)[:2])
         recipient = f"to the credentials from {self.credential.found_at}"

@@ -581,6 +581,7 @@ class RegistryClient:
         host: that a proxy could not reach it, or that it asks for a long wait.
         """
         error, lane = self._error_of(exchange.response), exchange.turn.lane
+        error.enters_no_lane = exchange.origin != self.origin
         wait = error.retry_after or 0.0
         if error.status == 429:
             self._run.throttled[self.key] += 1

@@ -607,7 +607,9 @@ class Retry:
             self._throttled_since = min(self._throttled_since, now)
             if now - self._throttled_since > THROTTLED_FOR:
                 raise error
-            return max(wait, backoff(1, self._chance()))
+            # Where there is a lane, its pauses grow.
+            attempt = self.retries + 1 if error.enters_no_lane else 1
+            return max(wait, backoff(attempt, self._chance()))
         self._left -= 1
         if self._left < 1:
             raise error
