@@ -286,6 +286,28 @@ async def test_a_renewed_refresh_token_that_a_token_service_repeats_is_not_told(
     assert not traces.found(ran)
 
 
+async def test_a_redirect_that_repeats_names_hides_none_of_them(world):
+    """As Quay's storage has the names of the repository in each of its URLs, and a region."""
+    source, target = (world.registry(f"{name}.eu-central-1.test") for name in ("source", "target"))
+    name = "argoproj/argo-events-controller"
+    Seed(1).image().load_into(source.app, name, tag="v1")
+    query = (
+        "namespace=argoproj&repo_name=argo-events-controller&region=eu-central-1&sig=" + "e" * 64
+    )
+
+    def lead(request: Request) -> Response | None:
+        if request.kind != "blob" or "?" in request.target:
+            return None
+        return Response(307, [("Location", f"{request.path}?{query}&of={request.reference}")])
+
+    source.app.intercept = lead
+    ran = await world.sync({"source": source, "target": target}, {"from": name, "tags": tags("v1")})
+    assert ran.status == 0
+    assert source.journal.count("GET", "blob") == 6
+    assert only(ran.images)["source"] == f"{source.address}/{name}:v1"
+    assert "***" not in ran.out
+
+
 @pytest.mark.parametrize("kind", ["manifest", "tag_list"])
 @pytest.mark.parametrize("length", [50, 2000, 60_000])
 async def test_of_a_long_token_that_a_document_repeats_no_part_is_told(world, kind, length):

@@ -82,9 +82,9 @@ _MOST_EXPLAINED = 4000
 _QUERY = r"\?\S+"
 
 # Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
-# than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
-# printed line.
-_QUERY_VALUES = "=([^&]{8,2048})"
+# than 16 characters sign nothing, and would mask unrelated text, such as a region in a host name.
+# Values longer than 2048 exceed the length of a printed line.
+_QUERY_VALUES = "=([^&]{16,2048})"
 
 
 class Machine(NamedTuple):
@@ -418,6 +418,7 @@ class RegistryClient:
 
     async def _follow(self, exchange: Exchange) -> None:
         """Send a request, and follow its redirects (R4)."""
+        asked = exchange.call.path
         for _ in range(_MOST_REDIRECTS + 1):
             response = exchange.response = await self._send(exchange)
             is_redirect = exchange.call.method in ("GET", "HEAD") and response.status in _REDIRECTS
@@ -434,7 +435,7 @@ class RegistryClient:
                 raise ProtocolBroken(f"status {response.status} without a Location")
             origin, path = resolve_location(exchange.origin, exchange.call.path, location)
             check_foreign(exchange.origin, origin)  # each is as safe as the one before it
-            mask_signature(path)
+            mask_signature(path, asked)
             exchange.follow(origin, path)
         raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
 
@@ -624,7 +625,10 @@ def _make_final(error: RegistryError, seconds: float) -> None:
     error.retryable = False
 
 
-def mask_signature(path: str) -> None:
-    """Mask the values in the query of a URL that a registry has named, because one may sign it."""
+def mask_signature(path: str, asked: str) -> None:
+    """Mask the values in the query of a URL that a registry has named, because one may sign it. What
+    is repeated of the names that it was asked for (`asked`) is no secret.
+    """
     values = re.findall(_QUERY_VALUES, path)
-    keep_passing_secret(*values, *map(unquote, values))
+    secrets = {*values, *map(unquote, values)}
+    keep_passing_secret(*(each for each in secrets if each not in asked))

@@ -270,7 +270,7 @@ class Upload:
         self._origin = origin
         self.session, self.offset = path, offset
         self.is_broken = self._was_throttled = False
-        mask_signature(path)
+        mask_signature(path, f"{self.repository.api_name} {self.blob.digest}")
 
 
 def check_stored_digest(answer: Response, digest: str) -> None:
