@@ -213,7 +213,8 @@ class Upload:
             async with await self._host.exchange(call, (204,)) as response:
                 received = self._received_bytes(response)
                 self.session = ""
-                if received <= self._end and (received or self.in_chunks):
+                is_of_use = received <= self._end and (received or self.in_chunks)
+                if is_of_use and response.headers.get("location"):
                     self._open(call, response, received)
         except RegistryError as error:
             if error.retryable and not error.is_session_gone:
