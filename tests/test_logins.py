@@ -112,6 +112,21 @@ async def test_a_token_that_was_replaced_is_not_shown_either(world, tmp_path, to
     assert not [value for value in shown if value in ran.err + ran.out]
 
 
+async def test_a_session_is_given_up_without_another_login(world, tmp_path, tokens):
+    """Registries want a right to delete for that, which no service grants."""
+    mirror = Mirror(world, tmp_path, of={"target": {"auth": tokens}})
+    mirror.push("v1")
+    mirror.source.app.faults.on("GET", "blob").status(404)
+    way = 'Bearer realm="http://target.test/token",scope="repository:app:delete"'
+    way += ',error="insufficient_scope"'
+    mirror.target.app.faults.on("DELETE", "upload").challenge(way)
+    ran = await mirror.sync(MAPPING, registries=with_login("target"))
+    assert ran.status == 2
+    posts = mirror.target.journal.matching("POST", "upload_start", status=202)
+    assert mirror.target.journal.count("DELETE", "upload") == len(posts)
+    assert tokens.requests == 1
+
+
 @pytest.mark.provokes("secret_in_url")  # which the registry asks for
 async def test_no_secret_of_a_challenge_is_kept(world, tmp_path, tokens):
     """As of a registry that repeats the password in it."""

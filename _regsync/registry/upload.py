@@ -237,13 +237,15 @@ class Upload:
         return max(acknowledged, received)
 
     async def cancel_upload(self) -> None:
-        """Delete a session that gets no body (section 1.9). Errors are ignored."""
+        """Delete a session that gets no body (section 1.9). Errors are ignored, and no other login is
+        asked for: many registries want a right to delete, which nobody gets.
+        """
         call = self.repository.build_call(
             "upload_finish", "DELETE", self.session, origin=self._origin
         )
         self.session = ""
         with suppress(SyncError):
-            async with await self._host.exchange(call, (202, 204)):
+            async with await self._host.exchange(call, _ANY_STATUS):
                 pass
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
