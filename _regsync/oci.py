@@ -772,7 +772,8 @@ def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor])
     if existing:
         context = "the list of referrers cannot be extended"
         document = load_json(existing.body, context, must_round_trip=True)
-    document["manifests"] += map(descriptor_json, more)
+    # Go's tools write an empty list as null.
+    document["manifests"] = [*(document["manifests"] or ()), *map(descriptor_json, more)]
     return parse_manifest(_serialize(document), content_type=None)
 
 

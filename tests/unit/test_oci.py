@@ -489,3 +489,5 @@ def test_a_list_of_referrers_is_extended_with_whole_entries():
     entries = [child(1, "linux/amd64"), child(2, None, **fields)]
     assert json.loads(extend_referrers_list(held, [more]).body) == index(*entries, x=1)
     assert json.loads(extend_referrers_list(None, [more]).body) == index(entries[1])
+    empty = parse({**index(), "manifests": None})
+    assert json.loads(extend_referrers_list(empty, [more]).body) == index(entries[1])
