@@ -245,6 +245,19 @@ async def test_a_blob_with_other_bytes(ends: Ends) -> None:
     )
 
 
+async def test_a_storage_that_a_firewall_refuses(ends: Ends) -> None:
+    """The registry has let us in."""
+    storage = ends.world.registry("storage.test").app
+    storage.intercept = lambda request: Response(403, [], b"<html>blocked</html>")
+    elsewhere = Response(307, [("Location", "http://storage.test/blob?signature=" + "e" * 64)])
+    ends.answers("source", "GET", "blob", elsewhere)
+    ends.check(
+        await ends.copy(),
+        "AUTH_ERROR: fetch blob S/app@DIGEST: status 403 (from storage.test: a Location of S leads there)",
+        "check whether a proxy or firewall refuses requests to that host",
+    )
+
+
 async def test_a_repository_to_list_that_is_not_there(ends: Ends) -> None:
     ends_of = {"source": "http://source.test", "target": "http://target.test"}
     ran = await ends.world.sync(ends_of, {"from": "nothing"})

@@ -582,7 +582,12 @@ class RegistryClient:
         host: that a proxy could not reach it, or that it asks for a long wait.
         """
         error, lane = self._error_of(exchange.response), exchange.turn.lane
-        error.enters_no_lane = exchange.origin != self.origin
+        if exchange.origin != self.origin:
+            error.enters_no_lane = True
+            who = exchange.origin.authority
+            error.message += f" (from {who}: a Location of {self.key} leads there)"
+            if error.hint is not None:  # our rights at the registry do not matter there
+                error.hint = "check whether a proxy or firewall refuses requests to that host"
         wait = error.retry_after or 0.0
         if error.status == 429:
             self._run.throttled[self.key] += 1
