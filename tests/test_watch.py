@@ -22,7 +22,7 @@ from trustme import CA
 
 from conformance.images import Image, Seed
 from conformance.tokens import TokenService
-from tests.ends import Virtual, document, held, run_regsync, tags
+from tests.ends import Virtual, document, held, only, run_regsync, tags
 from tests.program import started
 from tests.watching import INTERVAL, Scene, Step, lines, probe
 
@@ -183,6 +183,17 @@ async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(sta
     assert stage.asked[2:5] == [({}, {"HEAD manifest": 8})] * 3, "both ends are asked at once"
     assert stage.asked[-1] == ({"HEAD manifest": 4}, {"HEAD manifest": 8})
     assert len(lines(ran, "failed source.test/app:")) == 4
+
+
+async def test_what_fails_at_the_end_of_a_cycle_ends_no_later_one(stage):
+    """Nobody waits for a session that could not be given up, and the next cycle is an interval later."""
+    image = stage.load("v1")
+    stage.write(V1)
+    stage.source.app.faults.on("GET", "blob").first(3).status(404)
+    stage.target.app.faults.on("DELETE", "upload").drop()
+    ran = await stage.watch(None, interval=600)
+    assert "404" in only(lines(ran, "failed "))
+    assert held(stage.target, "app", image)
 
 
 async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):

@@ -186,13 +186,17 @@ class HostLimits:
         self.wake()
 
     def begin_run(self) -> None:
-        """Prepare for another run. A host that was stopped is tried once."""
+        """Prepare for another run. It waits for a host as long as any, whatever failed at the end of
+        the last one. A host that was stopped is tried once.
+        """
         if self.stop_error is not None:
-            self.stop_error = self.error = None
-            self.is_away = self.has_lanes
+            self.stop_error = None
             self.has_answered = False
-            self._failures = self._pauses = 0
             self._was_stopped = True
+        self.is_away = self.has_lanes and not self.has_answered
+        self.error = None
+        self.since = math.inf
+        self._failures = self._pauses = 0
 
     # Whether it answers.
 
