@@ -523,6 +523,15 @@ async def test_a_quota_that_others_have_used_up_costs_one_refusal(near):
     assert hub.journal.count("GET", "manifest", status=429) == 1
 
 
+async def test_a_registry_that_says_when_to_come_again_is_believed_before_its_quotas_window(near):
+    images = near.hold(3)
+    quota = {"Retry-After": "20", "ratelimit-remaining": "0;w=21600"}
+    near.source.app.faults.on("GET", "manifest").first().status(429, headers=quota)
+    ran = await near.copy()
+    arrived(ran, near.target, images)
+    assert 20 < ran.seconds < 25
+
+
 # A registry that is stopped.
 
 

@@ -554,15 +554,15 @@ class RegistryClient:
             raise Disconnected("the registry answered before the request was sent")
 
     def _asked_wait(self, response: Response) -> float | None:
-        """Return the seconds that an answer asks to wait: by Retry-After, or until the quota is
+        """Return the seconds that an answer asks to wait: by Retry-After, or else until the quota is
         renewed that is used up; None if it does not ask.
         """
         status, header = response.status, response.headers.get
         if status < 500 and status not in (408, 429):
             return None
         wall = edge.current().wall()
-        quota = quota_wait(header, wall) if status == 429 else None
-        return parse_retry_after(header("retry-after"), wall) if quota is None else quota
+        wait = parse_retry_after(header("retry-after"), wall)
+        return quota_wait(header, wall) if wait is None and status == 429 else wait
 
     def _record_failure(self, exchange: Exchange, error: SyncError) -> None:
         """Record that a host has not answered, or that a proxy in front of it has."""
