@@ -270,7 +270,8 @@ async def test_a_full_page_without_a_link_is_not_the_last_one(mirror):
     def page(request: Request) -> Answer | None:
         if request.kind != "tag_list":
             return None
-        named = names[1000:] if request.parameter("last") else names[:1000]
+        # A null counts (docs/protocol-facts.md section 1.11).
+        named = names[1000:] if request.parameter("last") else [None, *names[1:1000]]
         return Response(
             200, [("Content-Type", "application/json")], json.dumps({"tags": named}).encode()
         )

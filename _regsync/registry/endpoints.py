@@ -225,7 +225,7 @@ class RemoteRepository(Locked):
             answer = await self.host.request(call, ok=ok, limit=_TAGS_LIMIT)
             if answer.status == 404:
                 return None  # the repository does not exist
-            page = _tags_of(answer.body, self.dialect.listing_has_digests)
+            page, length = _tags_of(answer.body, self.dialect.listing_has_digests)
             new_tags = [tag for tag in page if tag not in tags]
             tags.update(page)
             if len(tags) > _MOST_TAGS:
@@ -233,7 +233,7 @@ class RemoteRepository(Locked):
 
             next_path = self._next_page(call, answer)
             pages.check_news(page, next_path, has_new=bool(new_tags))
-            if next_path is None and new_tags and len(page) == page_size:
+            if next_path is None and new_tags and length == page_size:
                 # Some registries return a full page without a Link although there are more (section
                 # 1.11). Others ignore `last`, and return the same page: it has no new tags.
                 next_path = f"{self._base}/tags/list?n={page_size}&last={new_tags[-1]}"
@@ -503,9 +503,9 @@ def _referrers_of(answer: Response, *, is_first: bool) -> dict[str, Descriptor]:
     return {child.digest: child for child in page.children}
 
 
-def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
-    """Parse one page of a listing of tags (section 1.11). Returns the digests by tag; None if the
-    page has no digest of a tag, or not `with_digests`.
+def _tags_of(body: bytes, with_digests: bool) -> tuple[dict[str, str | None], int]:
+    """Parse one page of a listing of tags (section 1.11). Returns the digests by tag (None if the
+    page has no digest of a tag, or not `with_digests`), and the number of entries.
 
     Nulls and digests among the tags are skipped. Raises ContentError if the page contains anything
     else that is not a tag.
@@ -531,7 +531,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         if not isinstance(tag, str) or not is_tag(tag):
             raise ContentError(f"the tag listing holds an invalid tag: {printable(str(tag), 60)}")
         page[tag] = digests.get(tag)
-    return page
+    return page, len(tags)
 
 
 def _digests_by_tag(manifests: object) -> dict[str, str]:
