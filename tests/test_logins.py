@@ -112,6 +112,20 @@ async def test_a_token_that_was_replaced_is_not_shown_either(world, tmp_path, to
     assert not [value for value in shown if value in ran.err + ran.out]
 
 
+async def test_who_may_not_push_asks_for_no_third_token_of_the_same_rights(world, tmp_path, tokens):
+    tokens.grants = lambda user, access: access.action == "pull"
+    mirror = Mirror(world, tmp_path, of={"target": {"auth": tokens}})
+    names = ["one", "two", "three"]
+    for name in names:
+        mirror.push("v1", repository=name)
+    ran = await mirror.sync(
+        *({**MAPPING, "from": name} for name in names), registries=with_login("target")
+    )
+    assert ran.status == 4
+    assert tokens.requests <= 2 * len(names)
+    assert mirror.target.journal.count("POST", "upload_start") <= 3 * len(names)
+
+
 async def test_a_session_is_given_up_without_another_login(world, tmp_path, tokens):
     """Registries want a right to delete for that, which no service grants."""
     mirror = Mirror(world, tmp_path, of={"target": {"auth": tokens}})

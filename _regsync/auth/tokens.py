@@ -524,6 +524,11 @@ class Authenticator:
                     self.refusal = self._refused_error(self._origin.authority)
                     raise self.refusal.copy_without_context()
             return True
+        learnt = self._learnt.get(needed)
+        self._learn_scope(chosen, sent, needed)
+        is_lacking = chosen.error == "insufficient_scope" and is_current and not is_wide
+        if is_lacking and self._learnt.get(needed) == learnt:
+            return False  # it was asked for these rights alone, and so would the next one be
         if sent is not None and is_current:
             # Other tokens for the same are older, and have probably ended too.
             wanted = self._wanted(needed)
@@ -532,7 +537,6 @@ class Authenticator:
             # Some registries read only the first scope of a token, and refuse it for the others.
             if is_wide and chosen.error != "invalid_token":
                 self._demand_exact()
-        self._learn_scope(chosen, sent, needed)
         return True
 
     def _adopt(self, challenge: Challenge) -> None:
