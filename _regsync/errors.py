@@ -94,7 +94,8 @@ class SyncError(RegsyncError):
     reference: str | None = None  # the operand: HOST/REPOSITORY[:TAG][@DIGEST]
     retries = 0  # attempts after the first
 
-    # The host (`registry.limits.HostLimits`) that was away when the request failed, if that is the reason.
+    # The host (`registry.limits.HostLimits`) that was away when the request failed, or takes no more of
+    # its kind, if that is the reason.
     away: Any = None
     # Whether the next attempt enters no lane of that host, which would make it wait: a token is asked
     # for, or a registry has led there.

@@ -547,6 +547,21 @@ async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(wo
     assert all("1h06m" in text and "until 2026-01-01 01:06 UTC" in text for text in messages)
 
 
+@pytest.mark.parametrize("size", [3000, 2 * MIB])
+@pytest.mark.parametrize(("status", "pause", "seconds"), [(429, "4000", 10), (503, None, 200)])
+async def test_those_who_wait_for_a_source_do_not_blame_the_target(
+    near, size, status, pause, seconds
+):
+    """A body waits for both ends at once."""
+    near.hold(60, size)
+    near.source.app.faults.on("GET", "blob").status(status, retry_after=pause)
+    ran = await near.copy()
+    errors = [each["error"] for each in ran.images]
+    assert {(each["code"], each["side"]) for each in errors} == {("SOURCE_ERROR", "source")}
+    assert all(each["message"].startswith("fetch blob source.test/") for each in errors)
+    assert ran.seconds < seconds
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_token_service_that_asks_for_hours_stops_its_registry(world, tmp_path, status):
     mirror = Guarded(world, tmp_path)

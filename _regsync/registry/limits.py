@@ -293,6 +293,7 @@ class HostLimits:
             waited = duration_text(self.gives_up_at - self.since)
             error.message += f" (waited for {waited})"
         error.retryable = False
+        error.away = self
         self.stop(error)
 
     def describe_wait(self) -> str:
@@ -379,6 +380,7 @@ class Lane:
 
     def stop(self, error: SyncError, until: float) -> None:
         """Let requests of these actions fail with an error until a time."""
+        error.away = self.host
         self._stop_error = error.copy_without_context()
         self._stopped_until = until
         self.host.wake()
