@@ -347,6 +347,29 @@ async def test_where_nothing_is_mounted_a_session_is_used_and_nobody_waits(world
     copies.target.journal.matching("PUT", "upload").exactly(12)
 
 
+@pytest.mark.parametrize("holder", ["app", "other"])
+async def test_a_blob_behind_a_refused_mount_keeps_no_other_blob_waiting(world, tmp_path, holder):
+    """One that another repository holds; and one that takes the session of the question about a blob
+    which is there.
+    """
+    copies = CopyMirror(world, tmp_path, mounts=False)
+    shared = copies.seed.layer(900)
+    first = copies.push("v1", copies.seed.image(layers=[shared]), holder)
+    copies.push("v2", copies.seed.image(layers=[shared, copies.seed.layer(9)]))
+    if holder == "app":
+        first.load_into(copies.target.app, "app", "v1")
+
+    async def intercept(request: Request) -> Answer | None:
+        await anyio.sleep(5 if request.kind == "upload" else 0)
+        return None
+
+    copies.target.app.intercept = intercept
+    mappings = [{"from": name, "tags": tags("v*")} for name in {holder: 0, "app": 0}]
+    ran = await copies.sync(*mappings, **{"global": {"max_concurrent_transfers": 1}})
+    assert ran.statuses() == ["skipped" if holder == "app" else "synced", "synced"]
+    assert ran.seconds == pytest.approx(5 if holder == "app" else 10)
+
+
 async def test_several_targets_read_each_blob_of_the_source_once(world, tmp_path):
     copies = CopyMirror(world, tmp_path, "t1", "t2", "t3")
     image = copies.push("v1", copies.seed.image(sizes=(900, 1_500_000)))

@@ -127,6 +127,19 @@ async def test_a_repository_that_takes_no_upload_is_not_asked_for_each_blob(
     copies.source.journal.matching("GET", "blob", "app").none()
 
 
+async def test_a_repository_that_takes_no_upload_is_not_asked_to_mount_each_blob(copies):
+    layers = [copies.seed.layer(size) for size in range(900, 915)]
+    for name in ("app", "other"):
+        copies.push("v1", copies.seed.image(layers=layers), name)
+    rule = copies.target.app.faults.on("POST", "upload_start", repository="app")
+    rule.status(403, "DENIED")
+    few = {"max_concurrent_transfers": 1}  # so that the other one is there, to mount from
+    ran = await copies.sync(*v1_of("other", "app"), **{"global": few})
+    assert ran.statuses() == ["failed", "synced"]
+    # The first of them, without the mount too.
+    copies.target.journal.matching("POST", "upload_start", "app").exactly(2)
+
+
 # What is tried again.
 
 REPEATED = [

@@ -603,6 +603,7 @@ class BlobCopy:
         result = await self._find_or_start()
         if result is not None:
             return result
+        self._shared.answered[self.where].set()
         if self.is_kept and self.stream_from is None:
             staging, read = self._shared.staging, self.reading.alone
             holding = staging.holding(self.blob, read, is_shared=self.is_shared)
@@ -671,13 +672,7 @@ class BlobCopy:
         answers = [known.fact(where.area, name) for name in (ABSENT_IS_202, PRESENT_IS_201)]
         is_absent = is_absence_new or known.fact(where.area, PRESENT_IS_201)  # if answered by 202
         probe_from = None if False in answers else target.probe_from
-        try:
-            is_present = await upload.start(probe_from)
-        except RegistryError as error:
-            if not error.retryable:  # it names no blob, so any other would be refused too
-                self._shared.refusals[where] = error.copy_without_context()
-            raise
-        self._shared.answered[where].set()
+        is_present = await self._begin(probe_from)
         if not is_present or target.is_local:
             if upload.mount_status in _MOUNTS_REFUSED:
                 known.learn(where.area, PRESENT_IS_201, False)
@@ -693,10 +688,19 @@ class BlobCopy:
             await upload.start()
         return BlobResult.PRESENT if is_right else None
 
+    async def _begin(self, mount_from: str | None) -> bool:
+        """Begin the upload, as `BlobUpload.start` does."""
+        try:
+            return await self.upload.start(mount_from)
+        except RegistryError as error:
+            if not error.retryable:  # it names no blob, so any other would be refused too
+                self._shared.refusals[self.where] = error.copy_without_context()
+            raise
+
     async def _mount(self, holder: str) -> BlobResult | None:
         """Mount the blob, or use the session that a refused mount opens."""
         where, known = self.where, self._known
-        if await self.upload.start(holder):
+        if await self._begin(holder):
             known.learn(where.host, MOUNTS, True)
             return BlobResult.MOUNTED
         source = RepositoryKey(where.host, holder)
