@@ -9,7 +9,7 @@ and artifacts. What it cannot avoid then is a convention:
   new; else a GET. A lock says what tags name: the source is asked for nothing but what is new.
 - What a tag names at a target costs one HEAD, unless a listing says that it is not there. A repository of
   a target is listed where that tells of two tags or more that no earlier run knew there (not with a
-  lock). Of several tags that never move none is asked for, on either side, if the listing has it.
+  lock), or where a tag may never move: it is not asked for, on either side, if the listing has it.
 - What a target lacks is fetched once for all targets: each child, each blob. A blob without a byte and
   the empty config `{}` are never fetched.
 - A blob that a host lacks is uploaded there by a POST and a PUT. What the host has in another repository
@@ -117,7 +117,7 @@ class Repository:
 
     def is_settled(self, tag: str, target: int) -> bool:
         """Tell whether a target's listing alone says that nothing is to be done."""
-        return self.is_immutable and len(self.now) > 1 and tag in self.before[target]
+        return self.is_immutable and tag in self.before[target]
 
     def missing(self, target: int) -> dict[str, Image]:
         """Return the tags that are put at a target."""
@@ -305,7 +305,7 @@ def count_target_blobs(
 def is_listed(each: Repository, target: int, terms: Terms) -> bool:
     """Tell whether a target's tags are listed."""
     unknown = [tag for tag in each.now if not terms.is_stateful or tag not in each.before[target]]
-    is_worth_it = len(unknown) > 1 or (each.is_immutable and len(each.now) > 1)
+    is_worth_it = len(unknown) > 1 or (each.is_immutable and len(each.now) > 0)
     return is_worth_it and not terms.is_locked
 
 

@@ -458,6 +458,14 @@ async def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(copies):
     assert sorted(heads) == ["v0", "v1"]
 
 
+async def test_one_tag_that_never_moves_stays_where_the_target_lists_it(copies):
+    copies.push("v1")
+    there = copies.seed.image().load_into(copies.target.app, "app", "v1")
+    ran = await copies.sync_tags("v1", immutable_tags="v*")
+    assert (ran.statuses(), copies.target.app.tags("app")) == (["skipped"], {"v1": there.top})
+    assert copies.asked() == ({}, {"GET tag_list": 1})
+
+
 async def test_tags_that_never_move_cost_nothing_where_the_target_lists_them(copies):
     for tag in ("v1", "v2", "v3"):
         copies.push(tag)

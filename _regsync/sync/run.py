@@ -347,11 +347,10 @@ class Run:
         saved_requests = Counter[Repository]()
         for wanted, tags in all_selected:
             is_immutable = self._is_immutable(wanted.mapping, wanted.tag)
-            saved_requests.update(
-                tag.target
-                for tag in tags
-                if is_immutable or self._discovery.is_probably_absent(tag)
-            )
+            for tag in tags:
+                # An immutable tag that is there is not looked up at its source either.
+                saved = 2 if is_immutable else self._discovery.is_probably_absent(tag)
+                saved_requests[tag.target] += saved
 
         worth_listing = [
             target for target, count in saved_requests.items() if count >= _MIN_SAVED_REQUESTS
