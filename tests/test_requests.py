@@ -254,7 +254,7 @@ async def test_what_is_copied_and_what_a_run_left_out_is_looked_at_at_all_depths
 # Listings, and answers that the specification does not foresee, or hardly (docs/design.md section 9).
 
 
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 501])
 async def test_a_target_that_does_not_list_its_tags_is_written_to(mirror, status):
     image = mirror.load(mirror.seed.image(), "v1", "v2")
     mirror.target.app.faults.on("GET", "tag_list").status(status)

@@ -322,13 +322,13 @@ class Discovery:
         """List a target repository, once a run (docs/design.md section 6, rule 6).
 
         Returns the digest of each tag, as `list_tags` does. The listing is empty if the repository
-        does not exist. Returns None if the registry answers 401 or 403, because the repository may
-        exist or not.
+        does not exist. Returns None if the registry refuses to list it: the repository may exist or
+        not.
         """
         try:
             return await self.list_tags(target) or {}
         except RegistryError as error:
-            if error.status not in _HIDING_STATUSES:
+            if error.retryable:
                 raise
             return None
 
