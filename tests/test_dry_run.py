@@ -151,3 +151,15 @@ async def test_a_dry_run_names_all_artifacts_that_stay_behind(mirror, rule, copi
         report = await mirror.foretell({**V1, **rule})
         assert report.images[0]["artifacts"]["stripped"] == len(left)
         await mirror.sync({**V1, **rule})
+
+
+@pytest.mark.parametrize("rule", [NO_ARTIFACTS, {"platforms": ["linux/amd64"]}])
+async def test_a_dry_run_fails_for_nothing_that_the_run_does_not_ask(mirror, rule):
+    index = mirror.push("v1", mirror.seed.index())
+    faults = mirror.source.app.faults
+    faults.on("GET", "referrers", reference=index.top).status(403, "DENIED")
+    mirror.write({**V1, **rule})
+    foretold = await mirror.world.run("sync", "--dry-run", "-c", str(mirror.file))
+    assert (foretold.status, foretold.err.count("what stays behind is not known")) == (0, 1)
+    assert "would sync" in foretold.out
+    assert (await mirror.sync({**V1, **rule})).statuses() == ["synced"]

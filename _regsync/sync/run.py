@@ -403,6 +403,8 @@ class Run:
         if lookup.targets:
             copies = _copies_of(mapping, lookup, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
+            if self._report.is_dry_run:
+                await self._foretell_stripped(mapping, lookup, copies)
             for copy, tag in zip(copies, lookup.targets, strict=True):
                 self._start_copy(copy, lookup, tag, artifacts)
             self.scheduler.advance()
@@ -440,25 +442,33 @@ class Run:
     ) -> list[Artifact]:
         """Search for the artifacts of an image, if a search is due (docs/design.md section 8).
 
-        A dry run also searches for those that are not copied, and says so in the copies. After an
-        error the result is empty, and the error is set in the copies.
+        After an error the result is empty, and the error is set in the copies.
         """
-        artifacts = list[Artifact]()
         copies_without_error = [copy for copy in copies if copy.error is None]
+        if not mapping.artifacts.enabled or not copies_without_error:
+            return []
         try:
-            if mapping.artifacts.enabled and copies_without_error:
-                artifacts = await self._referrers.find_if_due(mapping, lookup, copies_without_error)
-            if self._report.is_dry_run:
-                left_behind = await self._referrers.find_left_behind(mapping, lookup)
-                for copy in copies:
-                    copy.artifacts_stripped = len(left_behind)
-                    copy.planned = [f"strip {artifact}" for artifact in left_behind]
+            return await self._referrers.find_if_due(mapping, lookup, copies_without_error)
         except SyncError as error:
             explain_refusal(error)
             for copy in copies:
                 copy.error = copy.error or error
             return []
-        return artifacts
+
+    async def _foretell_stripped(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
+    ) -> None:
+        """Say in the copies of a dry run which artifacts a run would not copy. An error fails none of
+        them, because the run would not ask.
+        """
+        try:
+            left_behind = await self._referrers.find_left_behind(mapping, lookup)
+        except SyncError as error:
+            self._log("warning", "left_behind", f"what stays behind is not known: {error}")
+            return
+        for copy in copies:
+            copy.artifacts_stripped = len(left_behind)
+            copy.planned = [f"strip {artifact}" for artifact in left_behind]
 
     def _start_copy(
         self, copy: ImageCopy, lookup: TagLookup, tag: TargetTag, artifacts: Sequence[Artifact]
