@@ -184,6 +184,17 @@ async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(world,
     await mirror.again()
 
 
+async def test_a_copy_of_one_platform_by_digest_that_ends_in_time_was_not_interrupted(mirror):
+    """It has another digest at the target than the one that was asked for."""
+    index = mirror.push("v1", mirror.seed.index())
+    mirror.target.app.faults.on("PUT", "upload").first().delay(3)
+    words = ("--platform", "linux/amd64", "--no-artifacts")
+    where = (f"http://source.test/app@{index.top}", "http://target.test/app")
+    async with stopped_at(1.0):
+        ran = await mirror.world.run("copy", "--json", *words, *where)
+    assert (ran.status, ran.statuses(), "undone" in ran.report) == (0, ["synced"], False), ran.err
+
+
 # At once.
 
 

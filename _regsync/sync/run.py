@@ -608,13 +608,14 @@ def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> 
     for tag in lookup.targets:
         # If the target reference is a digest, it must be the digest of the manifest that is put.
         # That digest differs from the source's if the index was trimmed to `platforms`.
-        reference = lookup.digest if is_digest(tag.reference) else tag.reference
+        if is_digest(tag.reference):
+            tag.reference = lookup.digest
         copies.append(
             ImageCopy(
                 source=lookup.source,
                 target=tag.target,
                 source_reference=lookup.reference,
-                reference=reference,
+                reference=tag.reference,
                 digest=lookup.digest,
                 source_digest=lookup.source_digest,
                 began=lookup_began,
