@@ -526,9 +526,10 @@ class Scheduler:
             if not is_checked:
                 # The state may be wrong, or a probing POST was answered wrongly.
                 is_checked = True
-                if await self._forget_absent_parts(job):
-                    image.restarts += 1
-                    return False
+                with suppress(SyncError):  # the refusal is what the user has to know
+                    if await self._forget_absent_parts(job):
+                        image.restarts += 1
+                        return False
             pause = next(pauses, None)
             if pause is None or not _reports_missing_part(refusal):
                 raise refusal
