@@ -343,6 +343,17 @@ async def test_a_200_to_a_manifest_is_believed_when_the_registry_holds_it(mirror
     mirror.target.journal.matching("HEAD", "manifest").exactly(2)
 
 
+@pytest.mark.parametrize("status", [400, 403, 405, 501])
+async def test_a_target_that_refuses_heads_of_blobs_is_written_to(mirror, status):
+    there = mirror.push("v0")
+    there.load_into(mirror.target.app, "app", "v0")
+    image = mirror.push("v1")
+    mirror.target.app.faults.on("HEAD", "blob").status(status)
+    mirror.target.app.faults.on("PUT", "upload").first().drop(at="answer")
+    await mirror.bring(ALL)
+    assert held(mirror.target, "app", image)
+
+
 async def test_a_blob_that_the_target_holds_with_another_size_is_sent(mirror):
     image = mirror.push("v1", mirror.seed.image(sizes=(9000,)))
     # The repository is populated, and has the blobs, so that a POST asks for them (rule 11).

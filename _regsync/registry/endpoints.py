@@ -64,6 +64,9 @@ _MOST_REFERRERS = 10_000
 # A page size that every registry accepts (section 1.11).
 _SMALL_PAGE = 100
 
+# How registries refuse a HEAD of a blob, whether or not they have it.
+_HEAD_REFUSED = (400, 401, 403, 405, 501)
+
 # The service name in Harbor's token challenges. Harbor cannot be detected by its host name
 # (docs/protocol-facts.md section 2.1).
 _HARBOR_SERVICE = "harbor-registry"
@@ -406,8 +409,8 @@ class RemoteRepository(Locked):
         """Send a HEAD request, and report whether the repository has the blob.
 
         Returns False if the blob is absent, if it has another size than its descriptor says, or if
-        the registry refuses the request (401, 403): the upload then shows whether the blob can be
-        written (docs/design.md section 9).
+        the registry refuses the request: the upload then shows whether the blob can be written
+        (docs/design.md section 9).
 
         A failed request is repeated only with `with_retries`. Other callers repeat their whole
         attempt.
@@ -421,7 +424,7 @@ class RemoteRepository(Locked):
                     async with await self.host.exchange(call, (200, 404)) as answer:
                         pass  # a HEAD has no body to read
             except RegistryError as error:
-                if error.status not in (401, 403):
+                if error.status not in _HEAD_REFUSED:
                     raise
                 return False
         size = answer.headers.get("content-length")
