@@ -309,6 +309,17 @@ async def test_within_one_registry_all_is_mounted(copies):
 
 
 @pytest.mark.provokes("source_written")
+async def test_another_tag_in_the_same_repository_is_all_that_is_put(copies):
+    index = copies.push("v1", copies.seed.index())
+    copies.attach(index)
+    where = ("http://source.test/app:v1", "http://source.test/app:v2")
+    ran = await copies.world.run("copy", "--json", *where)
+    assert ran.statuses() == ["synced"]
+    assert copies.source.app.tags("app") == {"v1": index.top, "v2": index.top}
+    assert asked(copies.source) == {"GET manifest": 1, "HEAD manifest": 1, "PUT manifest": 1}
+
+
+@pytest.mark.provokes("source_written")
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 500])
 async def test_a_refused_mount_is_followed_by_a_plain_upload(copies, status):
     copies.target = copies.source

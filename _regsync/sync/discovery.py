@@ -398,6 +398,9 @@ class Discovery:
         ]
         image, *_ = await gather(asks)  # both ends at the same time
         assert image is not None
+        if any(tag.target.store_key == source.store_key for tag in tags):
+            # Another tag of the same repository: only that one is missing.
+            self._knowledge.confirm_tagged_manifest(source.store_key, image.digest)
         for tag in tags:
             manifest = self.cached_manifest(source, tag.digest or "")
             if manifest is not None:

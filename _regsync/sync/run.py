@@ -444,11 +444,14 @@ class Run:
 
         After an error the result is empty, and the error is set in the copies.
         """
-        copies_without_error = [copy for copy in copies if copy.error is None]
-        if not mapping.artifacts.enabled or not copies_without_error:
+        # In the repository of the source all artifacts are there.
+        copies_to_serve = [
+            copy for copy in copies if copy.error is None and copy.target.key != copy.source.key
+        ]
+        if not mapping.artifacts.enabled or not copies_to_serve:
             return []
         try:
-            return await self._referrers.find_if_due(mapping, lookup, copies_without_error)
+            return await self._referrers.find_if_due(mapping, lookup, copies_to_serve)
         except SyncError as error:
             explain_refusal(error)
             for copy in copies:
