@@ -19,7 +19,7 @@ from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry import App
 from conformance.tokens import TokenService
 from tests.ends import Ran, document, held, only, tags
-from tests.mirrors import Mirror, asked
+from tests.mirrors import Mirror, asked, lose_blob
 from tests.states import entries
 
 LARGE = 70_000  # bytes of a layer
@@ -722,6 +722,17 @@ async def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed_once(mi
         mirror.target.journal.matching("HEAD", "blob", reference=wrong, status=404).at_least(1)
         mirror.target.journal.matching("HEAD", "blob").at_most(3)
     mirror.target.journal.matching("PUT", "upload", status=201).exactly(3)
+
+
+@pytest.mark.provokes("manifest_names_absent")
+async def test_an_image_that_starts_again_counts_each_blob_once(mirror):
+    base = [mirror.seed.layer(size) for size in (900, 901, 902)]
+    mirror.push("v1", mirror.seed.image(layers=base))
+    await mirror.bring(V1)
+    lose_blob(mirror.target.app, digest_of(base[0]))
+    mirror.push("v2", mirror.seed.image(layers=[*base, mirror.seed.layer(50)]))
+    ran = await mirror.bring(ALL)
+    assert ran.totals["layers"] == {"transferred": 3, "unique": 3, "mounted": 0, "skipped": 2}
 
 
 async def test_a_referrer_that_is_listed_and_gone_is_left_out(mirror):

@@ -198,9 +198,9 @@ class ImageCopy:
     # The digest of the target's tag, if the tag is immutable and was not moved.
     immutable_digest: str | None = None
 
-    # How the blobs of the image and its artifacts got to the target. What other images have copied
-    # there is PRESENT.
-    blobs: list[tuple[Descriptor, BlobResult]] = field(default_factory=list)
+    # How the blobs of the image and its artifacts got to the target, by digest. What other images
+    # have copied there is PRESENT.
+    blobs: dict[str, tuple[Descriptor, BlobResult]] = field(default_factory=dict)
 
     # By tag or digest of an artifact: synced, skipped (it was at the target) or failed.
     artifacts: dict[str, str] = field(default_factory=dict)
@@ -248,8 +248,9 @@ class ImageCopy:
         """Return the entry for the report. The copy took `duration` seconds."""
         status, reason = self._status(is_dry_run=is_dry_run)
         digest_at_target = self.immutable_digest or self.digest
-        uploaded = [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
-        results = Counter(result for _, result in self.blobs)
+        blobs = self.blobs.values()
+        uploaded = [blob for blob, result in blobs if result is BlobResult.UPLOADED]
+        results = Counter(result for _, result in blobs)
         artifacts = Counter(self.artifacts.values())
         return Outcome(
             source=self.source.name_of(self.source_reference),

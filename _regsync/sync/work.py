@@ -409,7 +409,10 @@ class Scheduler:
         self._end_claim(claim)
 
     def _record_blob(self, job: Job, blob: Descriptor, result: BlobResult) -> None:
-        job.image.copy.blobs.append((blob, result))
+        blobs = job.image.copy.blobs
+        # An image that starts again finds what it has brought.
+        if result is not BlobResult.PRESENT or blob.digest not in blobs:
+            blobs[blob.digest] = (blob, result)
         self.traffic.record(job.where, blob, result)
 
     def _is_needed_again(self, image: Image, blob: Descriptor) -> bool:
