@@ -140,14 +140,19 @@ async def test_a_repository_that_takes_no_upload_is_not_asked_to_mount_each_blob
     copies.target.journal.matching("POST", "upload_start", "app").exactly(2)
 
 
+@pytest.mark.parametrize("status", [403, 405])
 @pytest.mark.parametrize("kind", ["blob", "manifest"])
-async def test_a_refused_manifest_is_told_although_its_parts_cannot_be_asked_for(copies, kind):
-    copies.push("v1", copies.seed.index())
+async def test_a_refused_manifest_is_told_although_its_parts_cannot_be_asked_for(
+    copies, kind, status
+):
+    """Nothing is sent again, because nothing says that it was lost."""
+    index = copies.push("v1", copies.seed.index())
     faults = copies.target.app.faults
     faults.on("PUT", "manifest", reference="v1").status(400, "MANIFEST_INVALID")
-    faults.on("HEAD", kind, reference="sha256:*").status(405)
+    faults.on("HEAD", kind, reference="sha256:*").status(status)
     ran = await copies.sync_tags("v1")
     assert "push manifest target.test/app:v1: status 400: MANIFEST_INVALID" in only(ran.failed)
+    copies.target.journal.matching("PUT", "upload").exactly(len(index.blobs))
 
 
 # What is tried again.

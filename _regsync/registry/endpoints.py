@@ -405,12 +405,12 @@ class RemoteRepository(Locked):
 
     # Blobs.
 
-    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
+    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool | None:
         """Send a HEAD request, and report whether the repository has the blob.
 
-        Returns False if the blob is absent, if it has another size than its descriptor says, or if
-        the registry refuses the request: the upload then shows whether the blob can be written
-        (docs/design.md section 9).
+        Returns False if the blob is absent, or if it has another size than its descriptor says, and
+        None if the registry refuses the request: the upload then shows whether the blob can be
+        written (docs/design.md section 9).
 
         A failed request is repeated only with `with_retries`. Other callers repeat their whole
         attempt.
@@ -426,7 +426,7 @@ class RemoteRepository(Locked):
             except RegistryError as error:
                 if error.status not in _HEAD_REFUSED:
                     raise
-                return False
+                return None
         size = answer.headers.get("content-length")
         return answer.status == 200 and size in (None, str(blob.size))
 

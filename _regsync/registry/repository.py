@@ -160,9 +160,9 @@ class Repository(Locked, Protocol):
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all manifests that refer to a digest."""
 
-    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
+    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool | None:
         """Report whether the repository has the blob. If the host reports a size, it must match the
-        descriptor's.
+        descriptor's. Returns None if the host refuses to say.
 
         Without `with_retries` a failed request is not repeated.
         """

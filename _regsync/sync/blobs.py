@@ -682,7 +682,8 @@ class BlobCopy:
         async with self._shared.testing[where.area]:
             if known.fact(where.area, ABSENT_IS_202) and not self.is_known_absent:
                 return BlobResult.BELIEVED
-            is_right = await target.has_blob(self.blob)  # it may give a 201 to any digest
+            # It may give a 201 to any digest.
+            is_right = await target.has_blob(self.blob) is True
             known.learn(where.area, ABSENT_IS_202, is_right)
         if not is_right:
             await upload.start()

@@ -569,17 +569,17 @@ class Scheduler:
         children = (child.digest for each in tree.manifests for child in each.children)
         parts = [*blobs, *dict.fromkeys(children)]
 
-        async def is_there(digest: str) -> bool:
+        async def is_absent(digest: str) -> bool:
             if digest not in blobs:
-                return await target.head_manifest(digest) is not None
+                return await target.head_manifest(digest) is None
             has_blob = await target.has_blob(blobs[digest], with_retries=True)
             if has_blob:
                 known.confirm_blob(job.where, digest)
-            return has_blob
+            return has_blob is False
 
         asked = [part for part in parts if not known.is_confirmed(job.where, part)] or parts
-        answers = await gather(partial(is_there, digest) for digest in asked)
-        absent = [digest for digest, there in zip(asked, answers, strict=True) if not there]
+        answers = await gather(partial(is_absent, digest) for digest in asked)
+        absent = [digest for digest, answer in zip(asked, answers, strict=True) if answer]
         for manifest in tree.manifests if absent else ():
             known.forget(job.where, manifest.digest)
         for digest in absent:
