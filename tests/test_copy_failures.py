@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.images import OCI_INDEX, Image
+from conformance.images import OCI_INDEX, Image, encode
 from conformance.memory import Place
 from conformance.messages import Answer, Request, Response, error
 from conformance.tokens import TokenService
@@ -93,6 +93,20 @@ async def test_a_broken_image_leaves_others_with_its_layers_whole(copies):
     assert all(held(copies.target, name, image) for name, image in images.items())
     assert not copies.target.app.tags("broken")
     assert lost in only(ran.failed)
+
+
+@pytest.mark.provokes("blob_pulled_twice")
+async def test_a_wrong_size_of_a_shared_layer_fails_the_image_that_gives_it(copies):
+    """It is the first that brings the layer."""
+    shared = copies.seed.layer(900)
+    wrong = copies.seed.image(layers=[shared])
+    layer = {**wrong.document["layers"][0], "size": 901}
+    body = encode({**wrong.document, "layers": [layer]})
+    copies.push("v0", wrong.with_manifest(body, wrong.media_type))
+    image = copies.push("v1", copies.seed.image(layers=[shared]))
+    ran = await copies.sync_tags("v0", "v1")
+    assert (ran.statuses(), only(errors(ran))["code"]) == (["failed", "synced"], "CONTENT_ERROR")
+    assert held(copies.target, "app", image)
 
 
 async def test_artifacts_of_an_image_or_artifact_that_failed_have_failed_with_it(mirror):

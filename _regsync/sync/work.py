@@ -145,10 +145,10 @@ class Slots:
 class Claim:
     """A blob or manifest that promoted images lack in one repository. The first of them brings it."""
 
-    def __init__(self, job: Job, digest: str, blob: Descriptor | None) -> None:
+    def __init__(self, job: Job, digest: str, *, is_blob: bool) -> None:
         self.where = job.where
         self.digest = digest
-        self.blob = blob  # None: a manifest
+        self.is_blob = is_blob
         self.jobs = [job]  # in the order of promotion
         # The claims of the blob on this host, the oldest first; empty when nobody has to wait.
         self.line = list[Claim]()
@@ -161,7 +161,8 @@ class Job:
         self.image = image
         self.order = order
         self.where = image.target.store_key
-        self.open = dict[Claim, None]()  # an ordered set
+        # With the descriptors of blobs, because another image may give a wrong size.
+        self.open = dict[Claim, Descriptor | None]()
         self.brought = list[Claim]()
         self.present = list[Descriptor]()
         self.has_begun = False
@@ -309,17 +310,17 @@ class Scheduler:
         key = (job.where, digest, blob is None)
         claim = self._claims.get(key)
         if claim is None:
-            claim = self._claims[key] = Claim(job, digest, blob)
+            claim = self._claims[key] = Claim(job, digest, is_blob=blob is not None)
             if blob is not None:
                 claim.line = self._lines.setdefault((job.where.host, digest), [])
                 claim.line.append(claim)
         else:
             claim.jobs.append(job)
-        job.open[claim] = None
+        job.open[claim] = blob
 
     def _may_start(self, claim: Claim, job: Job) -> bool:
         """Report whether an image brings a blob, and need not wait for another repository."""
-        if claim.blob is None or claim.jobs[0] is not job:
+        if not claim.is_blob or claim.jobs[0] is not job:
             return False
         if not claim.line or claim.line[0] is claim:
             return True
@@ -355,13 +356,13 @@ class Scheduler:
     async def _bring_and_put(self, job: Job) -> bool:
         """Bring the blobs and put the manifests. Returns False if the image has to start again."""
         while job.image.error is None:
-            if self.is_draining and not job.has_begun and any(claim.blob for claim in job.open):
+            if self.is_draining and not job.has_begun and any(claim.is_blob for claim in job.open):
                 return False
             mine = [claim for claim in job.open if self._may_start(claim, job)]
             if mine:
                 job.has_begun = True
                 await self._bring(job, mine)
-            elif any(claim.blob or claim.jobs[0] is not job for claim in job.open):
+            elif any(claim.is_blob or claim.jobs[0] is not job for claim in job.open):
                 await self._slots.leave_while(job.order, job.changed.wait())
             else:
                 job.has_begun = True
@@ -382,7 +383,7 @@ class Scheduler:
                 tasks.start_soon(work)
 
     async def _bring_one(self, job: Job, claim: Claim) -> None:
-        image, blob, known = job.image, claim.blob, self._known
+        image, blob, known = job.image, job.open[claim], self._known
         assert blob is not None
         could_mount = known.supports_mounts(job.where.host)
         result = BlobResult.PRESENT
@@ -446,15 +447,15 @@ class Scheduler:
 
     def _end_claim(self, claim: Claim) -> None:
         """Record that the first image of a claim has brought it, and wake the others."""
-        del self._claims[claim.where, claim.digest, claim.blob is None]
+        del self._claims[claim.where, claim.digest, not claim.is_blob]
         owner, *others = claim.jobs
         claim.jobs = [owner]
         del owner.open[claim]
         owner.brought.append(claim)
         for job in others:
-            del job.open[claim]
-            if claim.blob is not None:
-                job.present.append(claim.blob)
+            blob = job.open.pop(claim)
+            if blob is not None:
+                job.present.append(blob)
             job.wake()
 
     def _withdraw(self, job: Job, *, is_committed: bool) -> None:
@@ -468,7 +469,7 @@ class Scheduler:
             elif claim.line:
                 claim.line.remove(claim)
             if not claim.jobs and claim in job.open:
-                del self._claims[claim.where, claim.digest, claim.blob is None]
+                del self._claims[claim.where, claim.digest, not claim.is_blob]
             if was_first_in_line:
                 self._move_up(claim, is_committed=is_committed)
 
