@@ -163,3 +163,14 @@ async def test_a_dry_run_fails_for_nothing_that_the_run_does_not_ask(mirror, rul
     assert (foretold.status, foretold.err.count("what stays behind is not known")) == (0, 1)
     assert "would sync" in foretold.out
     assert (await mirror.sync({**V1, **rule})).statuses() == ["synced"]
+
+
+async def test_no_artifacts_are_told_below_another_image(mirror):
+    """What fails has its line among the errors."""
+    for tag in ("v1", "v2"):
+        mirror.attach(mirror.push(tag))
+    mirror.seed.image().load_into(mirror.target.app, "app", "v2")
+    mirror.target.app.faults.on("HEAD", "manifest", reference="v2").status(405)
+    mirror.write({"from": "app", "tags": tags("v1", "v2"), **NO_ARTIFACTS})
+    ran = await mirror.world.run("sync", "--dry-run", "-q", "-c", str(mirror.file))
+    assert (ran.status, ran.out.count("- would strip")) == (1, 1)

@@ -51,11 +51,10 @@ class Outcome(NamedTuple):
 
         A failed image has no line here, because its error has been logged already.
         """
+        if self.status == "failed":
+            return []
         what = f"{self.source} -> {self.target}"
         artifact_lines = [f"- would {text}" for text in self.planned]
-
-        if self.status == "failed":
-            return artifact_lines
         if self.status == "skipped":
             until = f", until {time_text(self.until)}" if self.until is not None else ""
             return [f"would skip {what} ({self.reason}{until})", *artifact_lines]
