@@ -193,9 +193,11 @@ class Index:
         # entry does not.
         self.unread = dict[str, Entry]()
 
-        context = "index.json of the layout"
         document = load_json(
-            _NEW_INDEX if body is None else body, context, most_values=_MOST_VALUES
+            _NEW_INDEX if body is None else body,
+            "index.json of the layout",
+            most_values=_MOST_VALUES,
+            must_round_trip=True,  # it is written again, with what other tools wrote into it
         )
         if not isinstance(document.get("manifests"), list):
             raise ContentError("index.json has no list of manifests")

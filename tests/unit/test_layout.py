@@ -169,6 +169,8 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed):
         (json.dumps({"manifests": [{**entry("a"), "size": -1}]}).encode(), "not a size"),
         (b'{"manifests": [' + b"{}," * 1_000_001 + b"{}]}", "more than 1000000 values"),
         (b'{"manifests": ' + b"[" * 5000 + b"]" * 5000 + b"}", "deeper"),
+        # It would be written again as `Infinity`, which nobody can read.
+        (b'{"manifests": [], "annotations": {"x": 1e999}}', "cannot be kept"),
     ],
 )
 def test_an_index_that_is_none_is_refused_in_words(body, words):
