@@ -800,9 +800,9 @@ class LayoutRepository(Locked):
             self.host.read_subjects()
             referrers = dict[str, Descriptor]()
             # Other tools may have written a list under the fallback tag.
-            listed = index.tags(self.name).get(referrers_tag(digest))
-            if listed is not None:
-                tag_list = self.host.read_manifest(listed.descriptor.digest, listed.descriptor)
+            tag = referrers_tag(digest)
+            if tag in index.tags(self.name):
+                tag_list = await self.get_manifest(tag)
                 referrers |= {child.digest: child for child in tag_list.children}
             for each, entry in index.artifacts.get(digest, {}).items():
                 annotations = _without_own(entry.descriptor.annotations)

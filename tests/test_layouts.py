@@ -219,6 +219,41 @@ async def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(mirror, 
     assert other.top in warning
 
 
+@pytest.mark.parametrize("wrong", ["a list that is lost", "a list that is an image", "a platform"])
+async def test_what_is_wrong_about_the_artifacts_of_one_image_hides_those_of_no_other(
+    mirror, wrong
+):
+    first, second = mirror.seed.image(), mirror.seed.image()
+    bills = [mirror.seed.artifact(each, SBOM) for each in (first, second)]
+    named = {"app:a": first, "app:b": second}
+    tag = f"app:{first.top.replace(':', '-')}"
+    if wrong == "a list that is lost":
+        named[tag] = mirror.seed.fallback_index(bills[:1])
+    elif wrong == "a list that is an image":
+        named[tag] = mirror.seed.index([first])
+    make_layout(mirror.disk, {**named, "": bills[0]})
+    document = index_of(mirror.disk)
+    if wrong == "a list that is lost":
+        blob_path(mirror.disk, named[tag].top).unlink()
+    elif wrong == "a platform":  # as old versions of skopeo write it
+        document["manifests"][-1]["platform"] = {"os": "linux", "architecture": "amd64"}
+    for digest, body in bills[1].contents().items():
+        blob_path(mirror.disk, digest).write_bytes(body)
+    document["manifests"].append(bills[1].descriptor())
+    (mirror.disk / "index.json").write_text(json.dumps(document))
+    # One look-up at a time, so that what is wrong comes first.
+    mappings = [{"from": "app", "tags": tags(name)} for name in ("a", "b")]
+    ran = await mirror.inside(*mappings)
+    assert held(mirror.target, "app", bills[1])
+    if wrong == "a list that is lost":
+        assert sorted(ran.statuses()) == ["failed", "synced"]
+        assert only([each["error"] for each in ran.images if each["error"]])["side"] == "source"
+        assert tag in only(ran.failed)
+    else:
+        assert ran.statuses() == ["synced"] * 2
+        assert held(mirror.target, "app", bills[0])
+
+
 # A disk is asked anew in each run, and may have lost what it had.
 
 

@@ -166,8 +166,10 @@ class ReferrerLists:
         self._listed_digests = dict[tuple[RepositoryKey, str], set[str]]()
 
     def has_api(self, repository: Repository) -> bool | None:
-        """Report whether the registry has the referrers API. Returns None if that is unknown."""
-        return self._knowledge.fact(repository.key.area, _HAS_API)
+        """Report whether the registry has the referrers API, as a layout has. Returns None if that is
+        unknown.
+        """
+        return repository.is_local or self._knowledge.fact(repository.key.area, _HAS_API)
 
     # Reading.
 
@@ -189,7 +191,8 @@ class ReferrerLists:
 
     async def read(self, source: Repository, subject: str) -> tuple[Descriptor, ...]:
         """Return the list of referrers of a subject, and cache it unless it is long."""
-        if source.known_tags is not None:  # from a lock: nothing is learnt about the registry
+        # A lock and a layout are not asked by a request, and teach nothing about a registry.
+        if source.known_tags is not None or source.is_local:
             return await source.list_referrers(subject)
         key = (source.key, subject)
         entries = await self._lists[key].get(partial(self._fetch, source, subject))
