@@ -184,7 +184,7 @@ class Index:
         self.is_rename_lost = False
         # By the own name, or by the entry's JSON if it has none.
         self.entries = dict[str, Entry]()
-        self.by_digest = dict[str, Entry]()
+        self.unnamed = dict[str, Entry]()  # those without a name, by digest
         # By repository and tag. Bare names are those of the repository "".
         self._tags = defaultdict[str, dict[str, Entry]](dict)
         # Artifacts, by the digest of their subject and their own.
@@ -230,7 +230,8 @@ class Index:
         # All but ASCII is escaped in JSON, because a lone surrogate has no encoding.
         key = entry.label(_NAME) if entry.own_name else json.dumps(entry.document)
         self.entries[key] = entry
-        self.by_digest[digest] = entry
+        if not entry.label(_NAME):
+            self.unnamed[digest] = entry
         self._add_name(entry, entry.own_name)
         if entry.label(_SUBJECT):
             self.artifacts[entry.label(_SUBJECT)][digest] = entry
@@ -705,10 +706,12 @@ class LayoutRepository(Locked):
             return {tag: entry.descriptor.digest for tag, entry in present.items()} or None
 
     def _find(self, reference: str) -> Entry | None:
-        """Return the entry of a tag or digest."""
+        """Return the entry of a tag, or that of a digest without a tag: an artifact needs one of its
+        own, by which it is found.
+        """
         index = self._index()
         if is_digest(reference):
-            return index.by_digest.get(reference)
+            return index.unnamed.get(reference)
         return index.tags(self.name).get(reference)
 
     def _is_present(self, entry: Entry) -> bool:

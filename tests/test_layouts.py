@@ -186,6 +186,18 @@ async def test_an_artifact_that_an_index_names_is_listed_as_an_artifact_too(mirr
     mirror.target.journal.matching("PUT", "manifest", reference=signature.top).exactly(1)
 
 
+async def test_an_artifact_that_has_a_tag_is_listed_as_an_artifact_too(mirror):
+    image = mirror.push("v1")
+    await mirror.outside(V1)
+    bill = mirror.attach(image, SBOM, "bill")
+    await mirror.outside({"from": "app", "tags": tags("bill")})
+    await mirror.outside(V1)
+    assert (await mirror.run("sync", "--recheck")).status == 0
+    assert (await mirror.run("audit")).status == 0
+    assert (await mirror.inside(V1)).statuses() == ["synced"]
+    assert held(mirror.target, "app", bill)
+
+
 async def test_an_artifact_is_named_after_a_run_that_died_before_its_index_was_there(mirror):
     """Its manifest is there, and `index.json` does not name it: it is put once more."""
     signed(mirror)
