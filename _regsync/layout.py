@@ -694,7 +694,11 @@ class LayoutRepository(Locked):
         return (self.host.limits.writing,)
 
     def _index(self) -> Index:
-        return self.host.index(may_be_new=self.side is Side.TARGET)
+        is_target = self.side is Side.TARGET
+        index = self.host.index(may_be_new=is_target)
+        # Other programs find nothing where the rename is lost. To write an entry again brings
+        # `index.json` back.
+        return Index() if is_target and index.is_rename_lost else index
 
     # Tags and manifests.
 
@@ -718,9 +722,6 @@ class LayoutRepository(Locked):
         """Report whether the layout holds the manifest of an entry; at a target that must be whole,
         also whether it holds all other parts.
         """
-        if self.side is Side.TARGET and self._index().is_rename_lost:
-            # Other programs find nothing. To write the entry again brings `index.json` back.
-            return False
         if not self.host.holds(entry.descriptor):
             return False
         need_not_be_whole = self.side is Side.SOURCE or not self.host.must_be_whole
