@@ -703,11 +703,17 @@ class LayoutRepository(Locked):
     # Tags and manifests.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return each tag whose manifest is there, with its digest. None: there is no such tag."""
+        """Return each tag with its digest; of a target only those that it holds. None: there is none.
+
+        A tag of a source whose manifest is lost fails when it is looked up.
+        """
         with self.adding_context("list tags of", str(self)):
             tags = self._index().tags(self.name)
-            present = {tag: entry for tag, entry in tags.items() if self._is_present(entry)}
-            return {tag: entry.descriptor.digest for tag, entry in present.items()} or None
+            return {
+                tag: entry.descriptor.digest
+                for tag, entry in tags.items()
+                if self.side is Side.SOURCE or self._is_present(entry)
+            } or None
 
     def _find(self, reference: str) -> Entry | None:
         """Return the entry of a tag, or that of a digest without a tag: an artifact needs one of its

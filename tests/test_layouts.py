@@ -291,6 +291,15 @@ async def test_a_tag_whose_manifest_is_gone_is_absent(mirror):
     assert check_layout(mirror.disk) == set(image.contents())
 
 
+async def test_an_image_whose_manifest_a_source_has_lost_fails_although_a_pattern_chose_it(mirror):
+    good, lost = mirror.seed.image(), mirror.seed.image()
+    make_layout(mirror.disk, {"app:v1": good, "app:v2": lost})
+    blob_path(mirror.disk, lost.top).unlink()
+    ran = await mirror.inside(ALL)
+    assert (ran.status, sorted(ran.statuses())) == (1, ["failed", "synced"])
+    assert lost.top in only(ran.failed)
+
+
 async def test_a_blob_that_was_lost_is_written_again_when_another_image_needs_it(mirror):
     layer = mirror.seed.layer(1000)
     mirror.push("v1", mirror.seed.image(layers=[layer]))
