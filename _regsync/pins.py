@@ -278,8 +278,8 @@ def _read_line(line: bytes) -> LockedMapping | LockedImage | None:
 
 
 def _read_mapping(fields: Mapping[str, Any]) -> LockedMapping:
-    source = SourceKey(fields["mapping"], _texts(fields.get("platforms", ())))
-    mapping = LockedMapping(source, fields["rules"], fields.get("artifacts", ""))
+    source = SourceKey(str(fields["mapping"]), _texts(fields.get("platforms", ())))
+    mapping = LockedMapping(source, str(fields["rules"]), str(fields.get("artifacts", "")))
     for hex_digits in filter(None, mapping[1:]):
         check_digest(f"sha256:{hex_digits}")
     return mapping

@@ -140,6 +140,8 @@ def test_what_was_written_is_read_in_any_order_of_its_lines(images):
         altered(artifacts={}),
         altered(artifacts=[{"digest": digest(1), "subject": "sha256:1"}]),
         '{"mapping": "a.test/b", "rules": "12"}',
+        MAPPING.replace(f'"{SOURCE.repository}"', f'["{SOURCE.repository}"]'),
+        MAPPING.replace(f'"{RULES}"', "1" * 64),
     ],
 )
 def test_the_first_wrong_line_is_named(line):
