@@ -669,9 +669,14 @@ class Knowledge:
         max_age = _RECENT_SECONDS if must_be_recent else math.inf
         return self._is_held(where, _blob_key(digest), max_age)
 
-    def is_manifest_believed(self, where: RepositoryKey, digest: str) -> bool:
-        """Report whether a repository is believed to hold a manifest with all its parts."""
-        return self._is_held(where, _manifest_key(digest))
+    def is_manifest_believed(
+        self, where: RepositoryKey, digest: str, *, must_be_recent: bool = False
+    ) -> bool:
+        """Report whether a repository is believed to hold a manifest with all its parts, as
+        `is_blob_believed` does.
+        """
+        max_age = _RECENT_SECONDS if must_be_recent else math.inf
+        return self._is_held(where, _manifest_key(digest), max_age)
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Report whether an answer of this run was about this blob or manifest."""

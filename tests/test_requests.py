@@ -455,6 +455,21 @@ async def test_a_blob_whose_absence_no_registry_would_notice_is_asked_for_when_n
     mirror.source.journal.matching("GET", "blob", reference=digest_of(blob)).exactly(times)
 
 
+@pytest.mark.parametrize("minutes", [20, 40])
+async def test_nor_is_its_whole_manifest_believed_that_another_tag_gets(world, tmp_path, minutes):
+    mirror = with_target(world, tmp_path, require_blobs=False)
+    image = mirror.push("v1", artifact(mirror.seed, mirror.seed.blob(LARGE)))
+    await mirror.bring(V1)
+    if minutes > 30:
+        mirror.target.app.repositories.clear()
+    await anyio.sleep(60 * minutes)
+    mirror.push("v2", image)
+    await mirror.bring({"from": "app", "tags": tags("v2")})
+    assert held(mirror.target, "app", image)
+    assert mirror.source.journal.count("GET", "blob") == (2 if minutes > 30 else 0)
+    assert mirror.target.journal.count("POST", "upload_start") == (2 if minutes > 30 else 0)
+
+
 @pytest.mark.parametrize("is_repository_gone", [True, False])
 async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
     mirror, is_repository_gone

@@ -295,9 +295,10 @@ class Scheduler:
         """Claim what the target lacks. No await: the first image of a claim is the oldest one."""
         job = Job(image, next(self._order))
         where, known = job.where, self._known
-        blobs, children = image.tree.missing_at(partial(known.is_manifest_believed, where))
+        must_be_recent = not image.tree.is_image
+        is_believed = partial(known.is_manifest_believed, where, must_be_recent=must_be_recent)
+        blobs, children = image.tree.missing_at(is_believed)
         for blob in blobs:
-            must_be_recent = not image.tree.is_image
             if known.is_blob_believed(where, blob.digest, must_be_recent=must_be_recent):
                 job.present.append(blob)
             else:
