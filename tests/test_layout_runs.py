@@ -22,6 +22,7 @@ from tests.layouts import (
     DiskMirror,
     blob_path,
     check_layout,
+    digest_of,
     files_of,
     index_of,
     make_layout,
@@ -140,6 +141,25 @@ async def test_a_receipt_of_a_layout_has_what_was_left_out_of_it(thin, repositor
         assert thin.left_out() == [f"{digest} {repository}" for digest in first if week > 1]
         await thin.receipt()
         shutil.rmtree(thin.disk)
+
+
+async def test_what_a_receipt_of_a_layout_names_is_found_under_its_name_inside(thin):
+    """The repositories of such a receipt are those of the disk, and inside they may be called otherwise."""
+    base = thin.seed.layer(9_000)
+    thin.push("v1", thin.seed.image(layers=[base]), "a")
+    new = thin.push("v1", thin.seed.image(layers=[base, thin.seed.layer(300)]), "b")
+    first, second = ({"from": name, "tags": tags("v1")} for name in ("a", "b"))
+    thin.assume()
+    for week in ([first], [first, second]):
+        assert (await thin.outside(*week, disk={"assume": "far.txt"})).status == 0
+        await thin.receipt()
+        assert (
+            await thin.inside(*({**each, "to": f"x/{each['from']}"} for each in week))
+        ).status == 0
+        shutil.rmtree(thin.disk)
+    assert held(thin.target, "x/b", new)
+    mount = {"mount": digest_of(base), "from": "x/a"}
+    thin.target.journal.matching("POST", "upload_start", status=201, query=mount).exactly(1)
 
 
 async def test_an_empty_disk_each_week_gets_what_the_receipt_does_not_name(thin):

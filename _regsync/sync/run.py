@@ -145,6 +145,9 @@ class Run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
 
             blobs = DryRun(self._knowledge)
+        copied_to = defaultdict[str, list[str]](list)
+        for mapping in config.mappings:
+            copied_to[mapping.source_repository].append(mapping.target_repository)
         self.scheduler = Scheduler(
             blobs,
             self._knowledge,
@@ -153,6 +156,7 @@ class Run:
             slots=config.max_concurrent_transfers,
             on_end=self._end_copy,
             lists=self._referrers.lists,
+            copied_to=copied_to,
         )
 
         # By source (host:port), the look-ups that have not started, and how many workers run them.

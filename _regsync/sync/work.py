@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count
@@ -186,7 +186,9 @@ class Scheduler:
         lists: ReferrerLists,
         on_end: Callable[[ImageCopy], None],
         transport: Transport,
+        copied_to: Mapping[str, Sequence[str]],
     ) -> None:
+        """`copied_to` has the target repositories of each source repository."""
         self._blobs = blobs
         self._known = knowledge
         self._discovery = discovery
@@ -194,6 +196,7 @@ class Scheduler:
         self._on_end = on_end
         self._lists = lists
         self.transport = transport
+        self._copied_to = copied_to
 
         self.pending = Pending()
         self._room = anyio.Event()
@@ -438,9 +441,11 @@ class Scheduler:
         if await target.has_blob(blob, with_retries=True):
             return target
         far = source.far_repository(blob.digest)
-        if far is not None and far != target.name:
-            other = self._discovery.repository(target.host.registry, far, Side.SOURCE)
-            if await other.has_blob(blob, with_retries=True):
+        # If the receipt was made of a layout, the mappings say where its repository is.
+        names = [] if far is None else [*self._copied_to.get(far, ()), far]
+        for name in dict.fromkeys(names):
+            other = self._discovery.repository(target.host.registry, name, Side.SOURCE)
+            if name != target.name and await other.has_blob(blob, with_retries=True):
                 self._known.confirm_blob(other.store_key, blob.digest)
                 return other
         async with await source.open_blob(blob):  # raises the error that says what is lost
