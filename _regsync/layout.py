@@ -324,8 +324,7 @@ def _read_all(file: FileIO, largest: int) -> bytes:
     with file:
         size = _size_of(file)
         if size > largest:
-            name = printable(str(file.name))
-            raise ContentError(f"{name} has {size} bytes, more than {largest}")
+            raise ContentError(f"the file has {size} bytes, more than {largest}")
         return file.readall()
 
 
@@ -356,9 +355,11 @@ def _read_index(path: str, *, may_be_new: bool = False) -> Index:
             return Index()
         raise SyncError(f"{printable(path)} is not an image layout: it has no index.json")
     except SyncError as error:
+        # A damaged index is none of the damages to one image that an audit finds.
+        is_damaged = isinstance(error, ContentError)
+        text = f"{printable(place)}: {error.message}" if is_damaged else error.message
         hint = "check the path, and whether the disk is mounted; else copy the layout again"
-        error.hint = error.hint or hint
-        raise
+        raise SyncError(text, hint=error.hint or hint) from error
 
 
 def _create_file(path: str) -> FileIO:

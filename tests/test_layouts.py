@@ -483,6 +483,23 @@ async def test_a_receipt_stays_when_the_disk_that_names_the_images_is_away(mirro
     assert not receipt.exists()
 
 
+@pytest.mark.parametrize(
+    "damage", ["", "{}", '{"manifests": [], "annotations": {"dev.regsync.left-out": "x"}}']
+)
+async def test_a_receipt_stays_when_the_index_of_its_disk_is_damaged(mirror, damage):
+    mirror.push("v1")
+    await mirror.outside(V1)
+    (mirror.disk / "index.json").write_text(damage)
+    receipt = mirror.directory / "far.txt"
+    receipt.write_text("as it was")
+    ran = await mirror.run("audit", "--receipt", str(receipt))
+    assert (ran.status, ran.report["findings"]) == (2, [])
+    assert (
+        only(ran.report["failures"])["error"]["message"].count(f"{mirror.disk}/index.json: ") == 1
+    )
+    assert receipt.read_text() == "as it was"
+
+
 async def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(mirror, tmp_path):
     disk = make_layout(
         tmp_path / "usb", {"app:v1": mirror.seed.image(), "app:v2": mirror.seed.index()}

@@ -273,7 +273,7 @@ def test_a_file_that_is_too_large_is_not_read(seed, tmp_path):
     with pytest.raises(ContentError, match="5242880 bytes, more than 4194304"):
         open_layout(disk).read_manifest(image.top, None)
     os.truncate(disk / "index.json", 1 << 30)
-    with pytest.raises(ContentError, match="1073741824 bytes, more than"):
+    with pytest.raises(SyncError, match=r"index\.json: the file has 1073741824 bytes, more than"):
         open_layout(disk).index()
 
 
