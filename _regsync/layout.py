@@ -496,14 +496,22 @@ class Layout:
     def holds(self, part: Descriptor) -> bool:
         return self.size_of(part.digest) == part.size
 
+    def _read_body(self, digest: str) -> bytes | None:
+        """Read the bytes of a manifest. None: it is not there."""
+        file = self.open(digest)
+        with _disk_errors(self.path):
+            return _read_all(file, _LARGEST_MANIFEST) if file else None
+
     def read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
         """Read and verify a manifest. Raises RegistryError with status 404 if it is not there."""
-        file = self.open(digest)
-        if file is None:
+        body = self._read_body(digest)
+        if body is None:
             raise RegistryError("no such tag or manifest", status=404)
-        with _disk_errors(self.path):
-            body = _read_all(file, _LARGEST_MANIFEST)
-        return parse_manifest(body, content_type=None, digest=digest, expected=expected)
+        try:
+            return parse_manifest(body, content_type=None, digest=digest, expected=expected)
+        except WrongBytes as error:
+            error.hint = "run `sync --recheck` where the layout was made: its file is damaged"
+            raise
 
     def read_subjects(self) -> None:
         """Read what the artifacts of other tools refer to, once.
@@ -607,10 +615,11 @@ class Layout:
         of its blobs that are left out.
         """
         self.begin_writing()
-        if self.size_of(manifest.digest) != manifest.size:
+        digest = manifest.digest
+        if self.size_of(digest) != manifest.size or self._read_body(digest) != manifest.body:
             with _disk_errors(self.path):
-                _write_file(self.path_of(manifest.digest) + PARTIAL_SUFFIX, manifest.body)
-            self.add_part(manifest.digest)
+                _write_file(self.path_of(digest) + PARTIAL_SUFFIX, manifest.body)
+            self.add_part(digest)
         if entry is not None:
             self.index().add(entry)
         self.index().left_out.update(left_out)
@@ -745,7 +754,10 @@ class LayoutRepository(Locked):
             if part.digest in seen:
                 continue
             seen.add(part.digest)
-            manifest = self.host.read_manifest(part.digest, part)
+            try:
+                manifest = self.host.read_manifest(part.digest, part)
+            except WrongBytes:
+                return False  # `Layout.put` writes it again
             needed = [each for each in manifest.dependencies if not self._may_leave_out(each)]
             if not all(self.host.holds(each) for each in needed):
                 return False

@@ -330,6 +330,24 @@ async def test_a_recheck_mends_an_image_of_which_a_disk_has_lost_something(mirro
     assert (await mirror.run("sync", "--recheck")).statuses() == ["skipped"] * 2
 
 
+@pytest.mark.parametrize("number", [None, 1], ids=["index", "child"])
+@pytest.mark.parametrize("option", ["--recheck", "--verify"])
+async def test_a_manifest_of_wrong_bytes_is_written_again(mirror, number, option):
+    index = mirror.push("v1", mirror.seed.index([mirror.seed.image(), mirror.seed.image()]))
+    await mirror.outside(V1)
+    damaged = index.top if number is None else index.document["manifests"][number]["digest"]
+    path = blob_path(mirror.disk, damaged)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    inside = await mirror.inside(V1)
+    assert "`sync --recheck` where the layout was made" in only(inside.images)["error"]["hint"]
+    await mirror.outside(V1)
+    assert (await mirror.run("sync", option, "--dry-run")).statuses() == ["would_sync"]
+    assert (await mirror.run("sync", option)).statuses() == ["synced"]
+    assert mirror.source.journal.count("GET", "blob") == 0
+    assert check_layout(mirror.disk) == set(index.contents())
+    assert (await mirror.run("sync", option)).statuses() == ["skipped"]
+
+
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone", "linked"])
 async def test_no_manifest_is_pushed_of_an_image_that_is_not_whole(mirror, damage):
     good, bad = mirror.seed.image(), mirror.seed.image(sizes=(700, 800))
