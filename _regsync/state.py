@@ -962,8 +962,9 @@ class Knowledge:
         first, last_seen = self._file.note(key)
         if not isinstance(first, int):
             # If another digest was seen later than now, a clock was wrong, and this digest may be
-            # as new as that time.
-            first, last_seen = max(now, self._file.latest(_SEEN)), 0
+            # as new as that time, which is noted once a day.
+            latest, last_seen = self._file.latest(_SEEN), 0
+            first = now if now >= latest else latest + _DAY
         if now - last_seen >= _DAY:
             self._file.put_note(key, first, now)
         held_until = first + int(min_age)
