@@ -107,6 +107,18 @@ async def test_a_path_may_be_relative_and_a_digest_needs_no_tag(mirror, monkeypa
     assert held(mirror.target, "app", image)
 
 
+@pytest.mark.parametrize("names", [["v1"], ["v1", "v2"]])
+async def test_an_unchanged_tag_costs_a_head_however_many_there_are(mirror, names):
+    """A GET would count against the quota of Docker Hub. To list a directory costs no request."""
+    for name in names:
+        mirror.push(name)
+    mapping = {"from": "app", "tags": tags(*names), "artifacts": {"enabled": False}}
+    for how in ("GET manifest", "HEAD manifest"):
+        await mirror.outside(mapping)
+        found = asked(mirror.source)
+        assert {kind: found[kind] for kind in found if "manifest" in kind} == {how: len(names)}
+
+
 async def test_a_tag_that_moved_names_the_new_image_and_the_old_blobs_stay(mirror):
     old = mirror.push("v1")
     await mirror.outside(V1)

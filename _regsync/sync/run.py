@@ -357,7 +357,9 @@ class Run:
                 saved_requests[tag.target] += saved
 
         worth_listing = [
-            target for target, count in saved_requests.items() if count >= _MIN_SAVED_REQUESTS
+            target
+            for target, count in saved_requests.items()
+            if count >= _MIN_SAVED_REQUESTS or target.is_local  # which costs none
         ]
         # The discovery keeps the error of a listing, and raises it for each image of that target.
         with suppress(SyncError):
