@@ -46,6 +46,16 @@ def remove_if_possible(path: str) -> None:
         os.unlink(path)
 
 
+def free_bytes(path: str) -> int:
+    """Return how many bytes are free on the disk of a path; very many if its file system, one in
+    memory, does not tell.
+    """
+    import shutil  # most runs do not ask
+
+    usage = shutil.disk_usage(path)
+    return usage.free if usage.total else 2**63
+
+
 def sync_folder(path: str) -> None:
     """Sync the names in a folder to the disk. Does nothing on Windows, which cannot do that."""
     with contextlib.suppress(OSError):

@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,6 +43,7 @@ from _regsync.errors import (
 from _regsync.files import (
     PARTIAL_SUFFIX,
     WRITE_FLAGS,
+    free_bytes,
     is_link_free,
     lock,
     open_safely,
@@ -594,7 +594,7 @@ class Layout:
         second index, which is written while the present one is there.
         """
         with _disk_errors(self.path):
-            free = shutil.disk_usage(self.path).free
+            free = free_bytes(self.path)
         promised = sum(upload.blob.size - upload.offset for upload in self.uploads)
         room = max(free - promised - len(self.index().body or b""), 0)
         if needed > room:

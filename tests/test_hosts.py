@@ -83,7 +83,7 @@ for module, names in GONE.items():
 
 import shutil
 
-shutil.disk_usage = lambda _: types.SimpleNamespace(free=10**12)  # Windows has its own
+shutil.disk_usage = lambda _: types.SimpleNamespace(free=10**12, total=10**12)  # Windows has its own
 
 
 class Refusing:

@@ -242,7 +242,7 @@ class Room:
     def usage(self, _: object) -> SimpleNamespace:
         used = sum((self.path / name).stat().st_size for name in files_of(self.path))
         self.least = min(self.least, self.size - used)
-        return SimpleNamespace(free=self.size - used)
+        return SimpleNamespace(free=self.size - used, total=self.size)
 
 
 @pytest.fixture
@@ -280,6 +280,13 @@ async def test_a_blob_for_which_there_is_no_room_costs_no_byte(mirror, room):
     assert (await mirror.outside(ALL)).statuses() == ["synced", "skipped"]
     assert len(pulled(mirror) & {*layers_of(large)}) == 1
     check_layout(mirror.disk)
+
+
+async def test_a_disk_that_does_not_say_what_is_free_is_written(mirror, monkeypatch):
+    """ramfs says so, and tmpfs without a size."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0, total=0))
+    push(mirror, "v1", 100_000)
+    assert (await mirror.outside(V1)).statuses() == ["synced"]
 
 
 async def test_a_blob_that_fails_gives_its_room_back_and_one_that_is_there_needs_none(mirror, room):

@@ -43,7 +43,7 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
-from _regsync.files import is_link_free, open_safely, remove_if_possible, replacing
+from _regsync.files import free_bytes, is_link_free, open_safely, remove_if_possible, replacing
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, split_digest
 from _regsync.providers import CHUNK
@@ -427,11 +427,9 @@ class Staging:
 
     async def _write(self, blob: Descriptor, stream: Stream) -> str:
         """Write a blob to a file, and return its path. Raises NoRoom if the disk refuses it."""
-        import shutil  # most runs stage nothing
-
         try:
             path = self._path_of(blob)
-            if shutil.disk_usage(os.path.dirname(path)).free < self._promised + blob.size:
+            if free_bytes(os.path.dirname(path)) < self._promised + blob.size:
                 raise NoRoom("the disk has no room to stage a blob")
             self._promised += blob.size
             try:
