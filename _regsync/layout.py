@@ -982,10 +982,18 @@ class _Upload:
         """Close the file, which has no claim to room any more. Returns False if a manifest with the
         same bytes has taken its place meanwhile.
         """
+        path = self.session
         self.session = ""
         self._layout.uploads.discard(self)
-        with _disk_errors(self._layout.path), self._file:
-            return os.fstat(self._file.fileno()).st_nlink > 0
+        is_ours = False
+        try:
+            with _disk_errors(path), self._file:
+                is_ours = os.fstat(self._file.fileno()).st_nlink > 0
+        except SyncError:  # a network disk may say only now that it is full
+            if is_ours:
+                remove_if_possible(path)
+            raise
+        return is_ours
 
 
 def list_repositories(path: str) -> list[str]:
