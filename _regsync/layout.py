@@ -63,10 +63,10 @@ from _regsync.oci import (
     is_repository,
     is_tag,
     load_json,
+    most_values_in,
     parse_manifest,
     parse_reference,
     read_descriptor,
-    referrer_entry,
     referrers_tag,
     split_digest,
     split_full_name,
@@ -153,14 +153,19 @@ class Entry(NamedTuple):
 
 
 def new_entry(manifest: Manifest, repository: str, tag: str = "") -> Entry:
-    """Return the entry of an image with a tag, of an artifact, or of an image without a tag."""
-    descriptor = referrer_entry(manifest)
-    if tag or manifest.subject is None:
-        annotations = {_NAME: f"{repository}:{tag}"} if tag else {}
-        descriptor = descriptor._replace(artifact_type=None, annotations=annotations)
-    else:
-        annotations = {**_without_own(manifest.annotations), _SUBJECT: manifest.subject.digest}
-        descriptor = descriptor._replace(annotations=annotations)
+    """Return the entry of an image with a tag, of an artifact, or of an image without a tag.
+
+    Type and annotations of an artifact are in its manifest alone: its author may have written so
+    many that nobody could read the index.
+    """
+    annotations = {}
+    if tag:
+        annotations[_NAME] = f"{repository}:{tag}"
+    elif manifest.subject is not None:
+        annotations[_SUBJECT] = manifest.subject.digest
+    descriptor = Descriptor(
+        manifest.media_type, manifest.digest, manifest.size, annotations=annotations
+    )
     return Entry(descriptor, descriptor_json(descriptor))
 
 
@@ -251,8 +256,9 @@ class Index:
         if annotations:
             document["annotations"] = annotations
         body = json.dumps(document, separators=(",", ":")).encode()
-        if len(body) > _LARGEST_INDEX:
-            raise ContentError(f"index.json would have more than {_LARGEST_INDEX} bytes")
+        if len(body) > _LARGEST_INDEX or most_values_in(body) > _MOST_VALUES:
+            limits = f"{_LARGEST_INDEX} bytes, or {_MOST_VALUES} values"
+            raise ContentError(f"index.json would have more than {limits}")
         return body
 
 

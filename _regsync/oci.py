@@ -623,6 +623,12 @@ _MAX_VALUES = 30 * _MAX_DESCRIPTORS
 _MAX_JSON_DEPTH = 64
 
 
+def most_values_in(body: bytes) -> int:
+    """Return a number of values that a JSON text does not exceed, without parsing it."""
+    # Every value except the outermost follows one of these characters. Some are inside strings.
+    return body.count(b"{") + body.count(b"[") + body.count(b",")
+
+
 def load_json(
     body: bytes, context: object, *, most_values: int = _MAX_VALUES, must_round_trip: bool = False
 ) -> dict[str, Any]:
@@ -633,10 +639,7 @@ def load_json(
     ContentError if the body is not a JSON object, has more than `most_values` values, or is nested
     too deeply.
     """
-    # Every value except the outermost follows one of these characters. Counting them, even inside
-    # strings, gives an upper bound without parsing.
-    value_bound = body.count(b"{") + body.count(b"[") + body.count(b",")
-    if value_bound > most_values:
+    if most_values_in(body) > most_values:
         raise ContentError(f"the document holds more than {most_values} values; {context}")
 
     try:

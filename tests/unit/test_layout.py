@@ -141,7 +141,7 @@ def test_what_another_tool_wrote_into_an_entry_stays():
     assert document["annotations"] == {"org.example": "yes"}
 
 
-def test_an_artifact_does_not_name_itself_by_its_annotations(seed):
+def test_an_artifact_does_not_name_itself_by_its_annotations_and_takes_little_room(seed):
     subject = seed.image()
     named = {NAME: "app:v1", "org.example": "note"}
     artifact = manifest_of(seed.artifact(subject, "application/x", annotations=named))
@@ -149,11 +149,21 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed):
     held.add(new_entry(artifact, "app"))
     assert tags(held, "app") == {}
     (listed,) = held.artifacts[subject.top].values()
-    assert listed.descriptor.artifact_type == "application/x"
-    assert listed.document["annotations"] == {
-        "dev.regsync.subject": subject.top,
-        "org.example": "note",
+    assert listed.document == {
+        "mediaType": artifact.media_type,
+        "digest": artifact.digest,
+        "size": artifact.size,
+        "annotations": {"dev.regsync.subject": subject.top},
     }
+
+
+@pytest.mark.parametrize("limit", ["_MOST_VALUES", "_LARGEST_INDEX"])
+def test_an_index_that_could_not_be_read_is_not_written(limit, monkeypatch):
+    held = index(*(entry("a", **{NAME: f"app:v{number}"}) for number in range(50)))
+    held.dump()
+    monkeypatch.setattr(f"_regsync.layout.{limit}", 200)
+    with pytest.raises(ContentError, match="more than"):
+        held.dump()
 
 
 @pytest.mark.parametrize(
