@@ -188,6 +188,18 @@ async def test_artifacts_travel_into_a_layout_and_out_of_it(world, tmp_path, api
         assert [part["digest"] for part in listed["manifests"]] == [bill.top]
 
 
+async def test_a_signature_under_a_tag_of_cosign_comes_out_although_no_pattern_lists_the_layout(
+    world, tmp_path
+):
+    mirror = DiskMirror(world, tmp_path, of={"source": {"referrers_api": False}})
+    image = mirror.push("v1")
+    tag = f"{image.top.replace(':', '-')}.sig"
+    signature = mirror.push(tag)
+    assert only((await mirror.outside(V1)).images)["artifacts"]["synced"] == 1
+    assert only((await mirror.inside(V1)).images)["artifacts"]["synced"] == 1
+    assert mirror.target.app.tags("app") == {"v1": image.top, tag: signature.top}
+
+
 async def test_an_artifact_that_an_index_names_is_listed_as_an_artifact_too(mirror):
     image = mirror.seed.image()
     signature = mirror.seed.artifact(image)

@@ -664,14 +664,15 @@ class Referrers:
         """Return the cosign tags of a subject that the source has.
 
         They are looked up in the listing of the source's tags. Without a listing each is asked for,
-        if the source lacks the referrers API, or if the run never lists tags and `is_image` says
-        that the subject is the image itself.
+        if the source lacks the referrers API or is a layout, or if the run never lists tags and
+        `is_image` says that the subject is the image itself.
         """
         if await self.lists.list_tags(source) is not None:
             return self.listed_cosign_tags(source, subject)
         # A source with the referrers API may also have cosign tags. Asking for them would cost
         # three requests a subject, so only runs that list the source's tags find them.
-        if self.lists.has_api(source) and not (self._never_lists_tags and is_image):
+        is_asked = source.is_local or (self._never_lists_tags and is_image)
+        if self.lists.has_api(source) and not is_asked:
             return []
 
         async def is_there(tag: str) -> bool:
