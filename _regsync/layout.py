@@ -721,15 +721,19 @@ class LayoutRepository(Locked):
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return each tag with its digest; of a target only those that it holds. None: there is none.
 
-        A tag of a source whose manifest is lost fails when it is looked up.
+        A tag of a source whose manifest is lost fails when it is looked up, and so does one of a
+        target that cannot be looked at: it has no digest here.
         """
         with self.adding_context("list tags of", str(self)):
-            tags = self._index().tags(self.name)
-            return {
-                tag: entry.descriptor.digest
-                for tag, entry in tags.items()
-                if self.side is Side.SOURCE or self._is_present(entry)
-            } or None
+            listing = dict[str, str | None]()
+            for tag, entry in self._index().tags(self.name).items():
+                listing[tag] = entry.descriptor.digest
+                try:
+                    if self.side is Side.TARGET and not self._is_present(entry):
+                        del listing[tag]
+                except SyncError:
+                    listing[tag] = None
+            return listing or None
 
     def _find(self, reference: str) -> Entry | None:
         """Return the entry of a tag, or that of a digest without a tag: an artifact needs one of its

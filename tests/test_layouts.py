@@ -324,6 +324,20 @@ async def test_an_image_whose_manifest_a_source_has_lost_fails_although_a_patter
     assert lost.top in only(ran.failed)
 
 
+@pytest.mark.parametrize("option", ["--recheck", "--no-progress"])
+async def test_a_tag_that_cannot_be_looked_at_fails_no_other_image(mirror, option):
+    odd = mirror.push("v0")
+    make_layout(mirror.disk, {"app:v0": odd, "app:unselected": odd})
+    blob_path(mirror.disk, odd.top).unlink()
+    blob_path(mirror.disk, odd.top).mkdir()
+    for tag in ("v1", "v2"):
+        mirror.push(tag)
+    mirror.write(ALL, registries={"disk": DISK}, defaults={"targets": ["disk"]})
+    ran = await mirror.run("sync", option)
+    assert sorted(ran.statuses()) == ["failed", "synced", "synced"]
+    assert odd.top[7:] in only(ran.failed)
+
+
 async def test_a_blob_that_was_lost_is_written_again_when_another_image_needs_it(mirror):
     layer = mirror.seed.layer(1000)
     mirror.push("v1", mirror.seed.image(layers=[layer]))
