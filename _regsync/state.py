@@ -120,7 +120,7 @@ def _manifest_key(digest: str) -> bytes:
 
 def hashed_key(*words: str) -> bytes:
     """Return the name of a snapshot or artifact check: a hash of the words, 32 bytes."""
-    return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
+    return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode(errors="surrogateescape")))
 
 
 # What notes say. All times are whole seconds since 1970.
@@ -998,4 +998,4 @@ class Knowledge:
 
 
 def _fact_note(place: str, name: str) -> bytes:
-    return _FACT + f"{place} {name}".encode()
+    return _FACT + f"{place} {name}".encode(errors="surrogateescape")

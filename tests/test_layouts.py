@@ -510,6 +510,20 @@ async def test_an_audit_reads_a_layout_and_its_receipt_thins_another(mirror):
     assert not any(path.exists() for path in layers)
 
 
+async def test_a_directory_may_have_a_name_that_is_no_text(world, tmp_path):
+    folder = tmp_path / os.fsdecode(b"disk\xff")
+    folder.mkdir()
+    mirror = DiskMirror(world, folder)
+    image, _, _ = signed(mirror)
+    receipt = folder / "far.txt"
+    assert (await mirror.outside(V1)).statuses() == ["synced"]
+    ran = await world.run("audit", "-c", str(mirror.file), "--receipt", str(receipt))
+    assert (ran.status, ran.out) == (0, "")
+    assert image.top.encode() in receipt.read_bytes()
+    assert (await mirror.inside(V1)).statuses() == ["synced"]
+    assert held(mirror.target, "app", image)
+
+
 @pytest.mark.parametrize(
     ("disk", "names"), [("absent", "v1"), ("absent", "v*"), ("a folder", "v*"), ("empty", "v1")]
 )

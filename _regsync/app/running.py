@@ -373,7 +373,7 @@ def replace_lines(path: str, lines: Iterable[str]) -> None:
         with suppress(FileNotFoundError):
             mode = os.stat(real_path).st_mode & 0o777
         with replacing(real_path, mode) as descriptor, open(descriptor, "wb") as stream:
-            stream.writelines(f"{line}\n".encode() for line in lines)
+            stream.writelines(f"{line}\n".encode(errors="surrogateescape") for line in lines)
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
