@@ -718,13 +718,15 @@ async def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
 
     monkeypatch.setattr(os, "replace", fail)
     mirror.write(mirror.mapping)
-    ran = await mirror.world.run("audit", "-c", str(mirror.file), "--receipt", str(receipt))
+    words = ("--json", "-c", str(mirror.file), "--receipt", str(receipt))
+    ran = await mirror.world.run("audit", *words)
     assert str(receipt) in ran.err
     if trouble == "no directory":
         assert ran.status == 3
         assert not mirror.target.journal.entries
     else:
         assert (ran.status, os.listdir(places)) == (2, [])
+        assert ran.totals["images"]["whole"] == 1, "what was found out is told"
 
 
 async def test_mappings_are_shared_among_shards(mirror):

@@ -442,6 +442,14 @@ async def test_a_lock_that_cannot_be_read_is_a_configuration_error(mirror):
     assert (await mirror.run("lock")).status == 3
 
 
+async def test_a_lock_that_can_be_written_nowhere_is_said_before_any_request(mirror):
+    mirror.push("v1")
+    mirror.write(ALL)
+    ran = await mirror.run("lock", "--lock", str(mirror.directory / "none" / "mirror.lock"))
+    assert (ran.status, ran.report["error"]["code"]) == (3, "CONFIG_ERROR")
+    assert not mirror.source.journal.entries
+
+
 async def test_what_changed_is_a_line_each(mirror):
     old = mirror.hold(3)
     mirror.write(ALL)

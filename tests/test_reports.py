@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -207,8 +208,20 @@ def test_a_summary_is_the_markdown_of_the_run(source, target, tmp_path):
     ran = run_regsync("sync", "--json", "-c", str(config), "--summary", str(summary))
     assert ran.status == 0
     assert summary.read_text() == shown(ran.report)
-    nowhere = run_regsync("sync", "-c", str(config), "--summary", str(tmp_path / "none" / "x"))
-    assert (nowhere.status, "its directory does not exist" in nowhere.err) == (3, True)
+    for place, why in (("none/x", "its directory does not exist"), ("", "it names no file")):
+        nowhere = run_regsync("sync", "-c", str(config), "--summary", str(tmp_path / place))
+        assert (nowhere.status, why in nowhere.err) == (3, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+def test_a_summary_that_cannot_be_written_costs_no_report(source, target, tmp_path):
+    Seed(1).image().load_into(source.app, "app", "v1")
+    config = tmp_path / "mirror.yaml"
+    ends = {"source": source, "target": target}
+    config.write_text(configuration(ends, {"from": "app", "tags": tags("v1")}))
+    ran = run_regsync("sync", "--json", "-c", str(config), "--summary", "/dev/full")
+    assert (ran.status, ran.statuses()) == (2, ["synced"])
+    assert "error: INTERNAL_ERROR: /dev/full cannot be written" in ran.err
 
 
 # Markdown.

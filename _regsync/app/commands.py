@@ -167,9 +167,16 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
 
 
 def check_can_be_written(path: str | None) -> None:
-    """Raise ConfigError if the directory does not exist in which a command is to write a file."""
-    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
-        raise ConfigError(f"{printable(path)} cannot be written: its directory does not exist")
+    """Raise ConfigError if a command is to write a file where there can be none."""
+    if path is None:
+        return
+    reason = ""
+    if os.path.isdir(path or "."):
+        reason = "it names no file"
+    elif not os.path.isdir(os.path.dirname(path) or "."):
+        reason = "its directory does not exist"
+    if reason:
+        raise ConfigError(f"'{printable(path)}' cannot be written: {reason}")
 
 
 def read_reference(text: str) -> Reference:
@@ -310,9 +317,11 @@ def run_lock(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import update_lock
 
     config = read_config(arguments.config, console)
+    path = lock_path(arguments)
+    check_can_be_written(path)
     return partial(
         update_lock,
-        lock_path(arguments),
+        path,
         config,
         console,
         only=arguments.only,

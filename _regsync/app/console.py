@@ -42,6 +42,7 @@ class Console:
         is_terminal = sys.stderr.isatty() and edge.variable("TERM") != "dumb"
         self.writes_json = writes_json
         self.shown_hints = set[str]()  # hints that are not to be shown again
+        self._has_document = False  # whether one was printed
         self._logs_json = logs_json
         self._takes_escapes = is_terminal and not logs_json
         self._progress_line = ""  # on the terminal now
@@ -98,14 +99,15 @@ class Console:
     def show_error(self, error: RegsyncError) -> None:
         """Log the error that ended the command, a line for each problem of a configuration.
 
-        With `--json` the error is also printed as the JSON document.
+        With `--json` the error is also printed as the JSON document, unless the command has printed
+        its own.
         """
         prefix = f"error: {error.code}: "
         problems = error.problems if isinstance(error, ConfigError) else ()
         named = {"code": error.code, "hint": error.hint}
         for problem in problems or [error]:
             self.tell("error", "run_failed", str(problem), prefix=prefix, **named)
-        if self.writes_json:
+        if self.writes_json and not self._has_document:
             entries = [problem._asdict() for problem in problems]
             described = {"code": error.code, "message": str(error), "hint": error.hint}
             self.print_document({"schema": 1, "error": described, "problems": entries})
@@ -129,6 +131,7 @@ class Console:
 
     def print_document(self, document: Mapping[str, object]) -> None:
         """Print the JSON document of a command, in ASCII."""
+        self._has_document = True
         self._write_line(sys.stdout, json_text(document))
 
     def print_line(self, text: str) -> None:

@@ -198,13 +198,13 @@ async def audit(
         text = f"{printable(receipt_path)} is left as it was: not everything could be checked"
         remedy = "run it again when every source can be read and its disk is mounted"
         console.log("error", "receipt_kept", text, hint=remedy)
-    elif receipt_path is not None:
-        replace_lines(receipt_path, work.receipt())
     console.print_summary(work, elapsed)
     if console.writes_json:
         console.print_document(report_document(work, started_at, elapsed, transport))
     if work.interrupted:
         return 128 + signals[0]
+    if receipt_path is not None and not work.failures:
+        replace_lines(receipt_path, work.receipt())
     return work.exit_status()
 
 
