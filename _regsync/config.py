@@ -509,11 +509,11 @@ class Reader:
         # version with very many digits.
         except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
             problem = getattr(error, "problem", None) or error
-            if isinstance(error, yaml.composer.ComposerError):
-                # PyYAML's own message repeats a name that may be a password with a `*` or `&`.
+            if isinstance(error, yaml.composer.ComposerError) or "tag handle" in str(problem):
+                # PyYAML's own message repeats a name that may be a password with a `*`, `&` or `!`.
                 problem = (
-                    "a second document, or an anchor (&) that is missing or not the only one:"
-                    " quote text that begins with * or &"
+                    "a second document, an unknown tag (!), or an anchor (&) that is missing or not the"
+                    " only one: quote text that begins with *, & or !"
                 )
             message = f"malformed YAML: {problem}"
             mark = getattr(error, "problem_mark", None)
