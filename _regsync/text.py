@@ -121,7 +121,9 @@ def forget_all_secrets() -> None:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON, with the secrets in its strings masked. Names of fields stay."""
+    """Return a value as JSON, with the secrets in its strings masked. Names of fields stay, and so does
+    each `status`, which is a word of ours: with the password `sync` no report could be read again.
+    """
     text = json.dumps(value, default=str)
     if mask(text) == text:
         return text
@@ -133,7 +135,10 @@ def _with_masked_strings(value: object) -> object:
         case None | bool() | int() | float():
             return value
         case dict():
-            return {name: _with_masked_strings(each) for name, each in value.items()}
+            return {
+                name: each if name == "status" else _with_masked_strings(each)
+                for name, each in value.items()
+            }
         case list() | tuple():
             return [_with_masked_strings(each) for each in value]
         case _:

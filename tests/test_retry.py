@@ -71,6 +71,16 @@ def names(ran: Ran) -> list[tuple[str, str]]:
 EAST = {"targets": ["east"]}
 
 
+async def test_a_password_that_is_one_of_our_words_spoils_no_report(mirror):
+    mirror.hold("a", "v1")
+    login = {"auth_type": "basic", "credentials": {"username": "u", "password": "sync"}}
+    west = {"west": {"url": "http://west.test", **login}}
+    mirror.file.write_text(mirror.text({"from": "a", "tags": tags("v1", "v2")}, registries=west))
+    first = await mirror.first("--summary", str(mirror.directory / "summary.md"))
+    assert (first.status, first.statuses()) == (1, ["synced", "failed"] * 2)
+    assert (await mirror.retry()).statuses() == ["failed"] * 2
+
+
 async def test_the_images_that_failed_are_asked_for_and_no_others(mirror):
     mirror.hold("a", "v1", "v2")
     mirror.hold("b", "v1")
