@@ -49,7 +49,10 @@ def serving(bind: str, port: int, answer_probe: AnswerProbe) -> Iterator[int]:
                 with suppress(OSError):  # it has ended meanwhile
                     clients[0].shutdown(socket.SHUT_RDWR)
             clients.append(client)
-            threading.Thread(target=serve, args=(client,), daemon=True).start()
+            try:
+                threading.Thread(target=serve, args=(client,), daemon=True).start()
+            except RuntimeError:  # there are too many threads
+                serve(client)
 
     def serve(client: socket.socket) -> None:
         with client, suppress(OSError):

@@ -113,6 +113,17 @@ def test_a_client_that_trickles_has_its_time_and_no_more(monkeypatch: pytest.Mon
             pytest.fail("it is never disconnected")
 
 
+def test_a_probe_is_answered_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with health.serving("127.0.0.1", 0, answer) as port:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        assert [asked(port), asked(port)] == [200, 200]
+
+
 @pytest.mark.parametrize("bind", ["", "[::1]", "localhost"])
 def test_it_listens_where_it_is_told(bind: str) -> None:
     host = "::1" if ":" in bind else "127.0.0.1"
