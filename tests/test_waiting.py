@@ -189,6 +189,16 @@ async def test_as_many_files_are_opened_as_the_system_lets_us(near, monkeypatch,
     assert asked == [(raised, hard)]
 
 
+async def test_a_service_that_may_not_change_its_limits_works_with_those_it_has(near, monkeypatch):
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    images = near.hold(1)
+    arrived(await near.copy(), near.target, images)
+
+
 async def test_a_copy_within_a_registry_that_allows_one_request_is_refused(near):
     near.limit(source=1)
     near.write(registries=near.registries)

@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -73,7 +73,9 @@ def read_login_file(path: str) -> bytes | None:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files up to MOST_OPEN_FILES, unless it is higher already."""
+    """Raise the soft limit of open files up to MOST_OPEN_FILES, unless it is higher already, or a
+    service may not change it.
+    """
     try:
         import resource
     except ImportError:  # Windows
@@ -81,7 +83,8 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(hard, MOST_OPEN_FILES)
     if 0 <= soft < limit:  # RLIM_INFINITY is negative on some systems
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def utc_now() -> str:
