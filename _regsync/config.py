@@ -384,7 +384,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
         # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
         value = environ.get(name)
         if operator == "-":
-            return value or str(argument)
+            return value or argument.replace("$$", "$")
         if value is None or (operator == "?" and not value):
             remedy = argument or "set it, or give a default"
             raise ValueError(f"environment variable {name} is not set: {remedy}")

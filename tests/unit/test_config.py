@@ -194,6 +194,7 @@ ENVIRONMENT = {"A": "one", "EMPTY": "", "TRICK": "${A} $$"}
     [
         ("x${A}y${A}", "xoneyone"),
         ("${EMPTY:-d}", "d"),
+        ("${EMPTY:-p$$w}", "p$w"),
         ("$$$${A}", "$${A}"),
         ("${TRICK}", "${A} $$"),
     ],

@@ -74,7 +74,7 @@ def by_hand(text):
                 return None
             value = VALUES.get(name)
             if rest[:1] == "-":
-                value = value or rest[1:]
+                value = value or rest[1:].replace("$$", "$")
             elif value is None or (rest[:1] == "?" and not value):
                 return None
             out, at = out + value, end + 1
