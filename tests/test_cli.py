@@ -298,7 +298,9 @@ async def test_a_defect_shows_no_traceback_unless_it_is_asked_for(world) -> None
         assert ran.status == 2
         assert "error: INTERNAL_ERROR: ZeroDivisionError: of our own" in ran.err.splitlines()
         assert ("Traceback" in ran.err) is is_shown
-
+    words = ("-vv", "--log-format", "json", "http://a.test/a", "http://b.test/b")
+    told = map(json.loads, (await world.run("copy", *words, edge=edge)).err.splitlines())
+    assert [each["event"] for each in told][-2:] == ["traceback", "run_failed"]
 
 # Streams.
 

@@ -116,9 +116,11 @@ class Console:
         """Write the traceback of an error, for whoever looks into it."""
         import traceback  # only needed here
 
-        lines = "".join(traceback.format_exception(error)).split("\n")
-        self.clear_progress()
-        self._write(sys.stderr, "\n".join(map(mask, lines)))
+        text = "".join(traceback.format_exception(error))
+        if self._logs_json:
+            self.tell("trace", "traceback", text)
+        else:
+            self._write_line(sys.stderr, "\n".join(map(mask, text.splitlines())))
 
     def print_summary(self, report: Report | Audit, elapsed: float) -> None:
         """Print the report's summary. `elapsed` is in seconds.
