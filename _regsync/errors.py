@@ -257,7 +257,8 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
         if status != 404 or digest:
             return None
         if tag:
-            return f"check the name: `regsync tags {host}/{repository}` lists what is there"
+            command = f"`regsync tags {host}/{repository}`, with the same -c FILE if there is one,"
+            return f"check the name: {command} lists what is there"
         return "check the name of the repository"
 
     if status == 404:

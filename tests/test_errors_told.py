@@ -190,7 +190,7 @@ ANSWERS = {
         "TARGET_ERROR: push manifest T/app:v1: status 400: MANIFEST_INVALID [31mbad[0m failed a -> b", None),
     "no tag": (PULL, error(404, "MANIFEST_UNKNOWN", "manifest unknown"), False,
         "SOURCE_ERROR: fetch manifest S/app:v1: status 404: MANIFEST_UNKNOWN manifest unknown",
-        "check the name: `regsync tags S/app` lists what is there"),
+        "check the name: `regsync tags S/app`, with the same -c FILE if there is one, lists what is there"),
     "schema 1": (PULL, Response(200, [("Content-Type", SCHEMA_1)], b'{"schemaVersion": 1, "name": "app"}'), False,
         "CONTENT_ERROR: fetch manifest S/app:v1: a Docker schema 1 manifest, which cannot be copied unchanged",
         "push the image again with a current tool, as schema 2 or OCI"),

@@ -194,7 +194,7 @@ def read_reference(text: str) -> Reference:
 def check_has_repository(reference: Reference) -> None:
     """Raise ConfigError if the reference names an image layout but no repository in it."""
     if not reference.repository:
-        hint = f"write {reference.registry}//REPO:TAG"
+        hint = f"write {reference.registry}//REPO"
         raise ConfigError(f"reference {str(reference)!r}: the repository is missing", hint=hint)
 
 
