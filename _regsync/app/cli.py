@@ -545,6 +545,6 @@ def random_fraction() -> float:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    import anyio.to_thread
+    from _regsync.net import dial
 
-    return await anyio.to_thread.run_sync(function, *arguments)
+    return await dial.in_thread(function, *arguments)

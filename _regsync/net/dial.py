@@ -17,6 +17,7 @@ import os
 import socket
 import ssl
 from base64 import b64encode
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain, zip_longest
@@ -302,6 +303,14 @@ async def handshake(stream: SocketStream, context: ssl.SSLContext, host: str) ->
             await stream.wait(WANT_WRITE)
 
 
+async def in_thread(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function in a worker thread. Raises OSError if the system has no thread for it now."""
+    try:
+        return await anyio.to_thread.run_sync(function, *arguments, **options)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
 async def _resolve(host: str, port: int, family: int) -> list[Any]:
     """Return rows as of getaddrinfo() in the order in which to try them. Raises OSError or
     ValueError if there are none.
@@ -317,7 +326,7 @@ async def _resolve(host: str, port: int, family: int) -> list[Any]:
     # delay all others.
     look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
     own_thread = anyio.CapacityLimiter(1)
-    rows = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
+    rows = await in_thread(look_up, abandon_on_cancel=True, limiter=own_thread)
     # By alternating families, IPv6 first (RFC 8305 section 4).
     sixes = [row for row in rows if row[0] == socket.AF_INET6]
     fours = [row for row in rows if row[0] == socket.AF_INET]

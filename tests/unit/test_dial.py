@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import ssl
+import threading
 from base64 import b64encode
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -445,6 +446,15 @@ async def test_a_socket_never_blocks(pair):
     await stream.wait(WANT_READ)
     with pytest.raises(OSError, match=os.strerror(errno.EPIPE)):
         stream.send_now(memoryview(b"x"))
+
+
+async def test_a_system_without_threads_is_an_error_of_that_connection(monkeypatch):
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(OSError, match="can't start new thread"):
+        await dial.connect("registry.test", 443)
 
 
 async def test_who_waits_for_a_socket_that_is_closed_is_told(pair):
