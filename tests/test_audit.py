@@ -729,6 +729,17 @@ async def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
         assert ran.totals["images"]["whole"] == 1, "what was found out is told"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a pipe with a name is POSIX's")
+async def test_a_receipt_goes_into_a_pipe_and_does_not_take_its_place(mirror):
+    image = mirror.load(mirror.seed.image(), "v1")
+    pipe = mirror.directory / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reading:
+        assert (await mirror.run("audit", "--receipt", str(pipe))).status == 0
+        assert image.top.encode() in reading.read()
+    assert pipe.is_fifo()
+
+
 async def test_mappings_are_shared_among_shards(mirror):
     for name in ("app", "two"):
         mirror.seed.image().load_into(mirror.source.app, name, tag="v1")

@@ -365,15 +365,20 @@ def reading_state(
 def replace_lines(path: str, lines: Iterable[str]) -> None:
     """Replace a text file, with the permissions that it has. Raises RegsyncError if that fails.
 
-    Everybody may read a new file.
+    Everybody may read a new file. What is no file, such as a pipe or `/dev/null`, stays and is written to.
     """
+    written = (f"{line}\n".encode(errors="surrogateescape") for line in lines)
     real_path = os.path.realpath(path)  # replace the target of a symbolic link, not the link
     mode = 0o644
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "wb") as stream:
+                stream.writelines(written)
+            return
         with suppress(FileNotFoundError):
             mode = os.stat(real_path).st_mode & 0o777
         with replacing(real_path, mode) as descriptor, open(descriptor, "wb") as stream:
-            stream.writelines(f"{line}\n".encode(errors="surrogateescape") for line in lines)
+            stream.writelines(written)
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
