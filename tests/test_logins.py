@@ -309,6 +309,25 @@ async def test_who_waits_for_its_turn_does_not_send_a_login_that_was_refused_mea
     assert len(refused) == 2 if scheme == "basic" else len(refused) > 2
 
 
+class Ended(BasicAuth):
+    """ECR's answer to a password that has ended."""
+
+    def check(self, request, needs):
+        if not request.header("authorization"):
+            return super().check(request, needs)
+        return error(400, "DENIED", f"Your authorization token has expired. {'x' * 5000}")
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+async def test_a_password_that_has_ended_is_shown_once(machine, is_configured):
+    """All wait for the first answer, whose text comes later than its head."""
+    machine.ecr.auth = Ended({})
+    machine.reachable[PRIVATE].change_links(down=Link(latency=0.1, bandwidth=1000))
+    ran = await machine.sync(*MANY, **(LOGIN if is_configured else {}))
+    machine.journal.matching(header={"authorization": "Basic *"}).exactly(1)
+    assert (ran.status, machine.logins) == (4, 0 if is_configured else 1)
+
+
 @contextlib.contextmanager
 def slow_dials(world):
     """Let each further connection to the registry take 0.3 s longer than the one before."""

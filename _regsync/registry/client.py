@@ -535,8 +535,8 @@ class RegistryClient:
         """
         response, status = exchange.response, exchange.response.status
         has_login = exchange.authorization is not None
-        # With 429 or 5xx the server may not have checked the login.
-        if has_login and status < 500 and status not in (401, 403, 429):
+        # With 429 or 5xx the server may not have checked the login. ECR answers 400 to an ended one.
+        if has_login and status < 500 and status not in (400, 401, 403, 429):
             self.authenticator.record_success()
         retry_after = self._asked_wait(response)
         now = anyio.current_time()
