@@ -60,8 +60,12 @@ _SHORTEST_LIFE = 60.0
 
 # Statuses with which a token service may refuse a request for several repositories although it
 # would issue a token for one of them: it refuses another repository, or the number of scopes (ghcr:
-# 403).
-_STATUSES_FOR_SCOPES = (400, 403, 404, 413, 414, 431)
+# 403). 401 only without a credential.
+_STATUSES_FOR_SCOPES = (400, 401, 403, 404, 413, 414, 431)
+
+# Matches the body of a 400 with which a token service refuses a login, most often a refresh token
+# (RFC 6749 section 5.2, docs/protocol-facts.md section 2.4).
+_REFUSED_LOGIN = rb'"(?:invalid_grant|UNAUTHORIZED)"'
 
 # Matches a token that can be sent in a header.
 _TOKEN = r"[\x21-\x7e]{1,65536}"
@@ -364,19 +368,15 @@ class Authenticator:
         began = anyio.current_time()
         used = self.credential
         answer = await self._request_token(wanted, needed)
-        # OAuth2 refuses a refresh token with 400 (RFC 6749 section 5.2). A new login of a cloud's
-        # identity that was never let in would be refused too.
-        is_refused = answer.status == 401 or (answer.status == 400 and self._refresh_token)
+        # A new login of a cloud's identity that was never let in would be refused too.
         may_be_replaced = self.was_accepted or used != self.credential
-        if is_refused and may_be_replaced and self.cloud_login is not None:
+        if self._is_refused(answer) and may_be_replaced and self.cloud_login is not None:
             self._rejected = used
             await self._renew_credential()
             answer = await self._request_token(wanted, needed)
 
         # A refused password is not sent again, not even for fewer scopes.
-        is_about_scopes = answer.status in _STATUSES_FOR_SCOPES or (
-            answer.status == 401 and self.is_anonymous
-        )
+        is_about_scopes = answer.status in _STATUSES_FOR_SCOPES and not self._is_refused(answer)
         if is_about_scopes and wanted != needed:
             self._demand_exact()
         elif 200 <= answer.status < 300:
@@ -453,7 +453,7 @@ class Authenticator:
         attempt may succeed, otherwise an AuthError.
         """
         who, status = self._token_service, answer.status
-        if status == 401 and not self.is_anonymous:
+        if self._is_refused(answer):
             return self._refused_error(who)
         reason = parse_error_body(answer.body).message
         suffix = f": {printable(reason, _MOST_REASON)}" if reason else ""
@@ -470,6 +470,13 @@ class Authenticator:
             recipient = "without credentials"
         message = f"{who} gives no token for {shown} {recipient}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)
+
+    def _is_refused(self, answer: Response) -> bool:
+        """Report whether a token service has refused the credential itself."""
+        is_refusal = answer.status == 401 or (
+            answer.status == 400 and re.search(_REFUSED_LOGIN, answer.body) is not None
+        )
+        return is_refusal and not self.is_anonymous
 
     def _demand_exact(self) -> None:
         """Let no token cover more than its request needs."""

@@ -25,6 +25,7 @@ from _regsync.text import mask
 REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
 USER = Credential("someone", "hunter2", found_at="credentials of registry 'mine'")
+TOKEN = Credential("someone", identity_token="hunter2", found_at="a file")
 BASIC = "Basic " + base64.b64encode(b"someone:hunter2").decode()
 
 
@@ -238,14 +239,29 @@ async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(failure):
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-async def test_a_wrong_password_is_sent_once_however_many_repositories_wait(is_exact):
-    service = Service(answer(401))
-    at = service.login()
+@pytest.mark.parametrize(
+    ("refusal", "credential"),
+    [
+        (answer(401), USER),
+        (answer(400, {"error": "invalid_grant", "error_description": "it has expired"}), TOKEN),
+        (answer(400, {"errors": [{"code": "UNAUTHORIZED"}]}), TOKEN),
+    ],
+)
+async def test_a_wrong_login_is_sent_once_however_many_repositories_wait(
+    refusal, credential, is_exact
+):
+    service = Service(refusal)
+    at = service.login(credential)
     at.restore([None, is_exact])
     refuse(at, BEARER)
+    at.plan_scope("team/planned", "pull")
     service.open = anyio.Event()
-    await together(20, lambda number: header(at, needs(f"team/{number}")), service.open.set)
+    got = await together(20, lambda number: header(at, needs(f"team/{number}")), service.open.set)
     assert len(service.asked) == 1
+    assert {str(error) for error in got} == {
+        f"the token service of registry.example.org refused the credentials ({credential.found_at})"
+    }
+    assert all("expired" in error.hint for error in got)
 
 
 async def test_the_next_asker_takes_over_from_one_that_was_cancelled():
