@@ -58,6 +58,10 @@ _RENEW_AT = 0.9
 # treated as this value (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
 
+# Seconds for which a login serves in any case, so that at least the request that waits is sent before
+# the next renewal.
+_SHORTEST_USE = 1.0
+
 # Statuses with which a token service may refuse a request for several repositories although it
 # would issue a token for one of them: it refuses another repository, or the number of scopes (ghcr:
 # 403). 401 only without a credential.
@@ -316,8 +320,8 @@ class Authenticator:
             message = f"{self._origin.authority} asks for a user name and password, and {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         renew_at = math.inf
-        if self.cloud_login is not None:  # at least this request is sent before the next renewal
-            renew_at = max(self.cloud_login.renew_at, anyio.current_time() + 1.0)
+        if self.cloud_login is not None:
+            renew_at = max(self.cloud_login.renew_at, anyio.current_time() + _SHORTEST_USE)
         self._covering[needed] = Grant(basic, needed, renew_at, renew_at)
 
     def _find_token(self, needed: Scopes, for_body: bool) -> bool:
@@ -446,6 +450,9 @@ class Authenticator:
         with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
             renew_at = renew_before_body = began + seconds * _RENEW_AT
+        # The service may have taken longer than that to answer.
+        soonest = anyio.current_time() + _SHORTEST_USE
+        renew_at, renew_before_body = max(renew_at, soonest), max(renew_before_body, soonest)
         return Grant(f"Bearer {token}", scopes, renew_at, renew_before_body)
 
     def _token_error(self, answer: Response, wanted: Scopes, needed: Scopes) -> SyncError:

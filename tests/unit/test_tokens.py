@@ -420,6 +420,25 @@ async def test_a_lifetime_counts_from_the_asking():
     assert await header(at) == "Bearer t2"
 
 
+@pytest.mark.parametrize("expires_in", [60, None])
+@pytest.mark.parametrize("for_body", [True, False])
+@pytest.mark.virtual_time
+async def test_a_service_that_takes_longer_than_its_tokens_live_is_asked_once(for_body, expires_in):
+    service = Service(expires_in=expires_in)
+    at = service.challenged()
+    service.open = anyio.Event()
+
+    def answer_late():
+        service.now += 61
+        service.open.set()
+
+    async def ask(number):
+        with anyio.fail_after(0.5):
+            return await header(at, for_body=for_body)
+
+    assert await together(1, ask, answer_late) == ["Bearer t1"]
+
+
 @pytest.mark.parametrize("token", ["opaque", "a.!.c", jwt(exp="soon")])
 @pytest.mark.virtual_time
 async def test_a_token_of_unknown_life_serves_until_refused_but_not_before_a_body(token):
