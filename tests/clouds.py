@@ -146,12 +146,12 @@ class Machine:
         """Return what no output may show."""
         return ()
 
-    async def check(self, host: str, **fields: Any) -> dict[str, Any]:
+    async def check(self, host: str, *, repository: str = "app", **fields: Any) -> dict[str, Any]:
         """Try the login to a registry; return the row about it."""
         there = {"url": host, "auth_type": self.auth_type, **fields}
         there = {name: value for name, value in there.items() if value}
         layout = f"oci-layout:{self.home}/layout"
-        text = document({"source": there, "layout": layout}, {"from": "app"})
+        text = document({"source": there, "layout": layout}, {"from": repository})
         self.ran = await self.world.run("auth", "check", "--json", "-vv", "-c", "-", stdin=text)
         shown = self.ran.out + self.ran.err
         assert not [secret for secret in self.secrets() if secret in shown]

@@ -296,6 +296,13 @@ async def test_cloud_profile_is_used_instead_of_all_else(machine):
     assert await machine.who(cloud_profile="named") == role
 
 
+async def test_no_name_is_masked_that_a_metadata_service_was_only_asked_with(machine):
+    """As 21600, the seconds for which a session of that service lives."""
+    instance(machine)
+    row = await machine.check(PRIVATE, repository="app-21600")
+    assert row["repository"] == f"{PRIVATE}/app-21600"
+
+
 # Whom to ask.
 
 

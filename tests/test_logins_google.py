@@ -425,6 +425,17 @@ async def test_what_a_service_echoes_shows_no_secret(machine):
     assert "status 400: Bearer ***? (" in await machine.told()
 
 
+async def test_of_the_headers_of_a_file_secrets_are_masked_and_no_parts_of_names(machine):
+    secret = "abcdefgh.ijklmnop"
+    headers = {"Metadata": "True", "Authorization": f"Bearer {secret}"}
+    source = {"url": "https://tokens.example", "headers": headers}
+    machine.answer(Fixed(Response(400, [], f"no {secret}".encode())), "tokens.example")
+    machine.use(machine.google.external_account(source))
+    row = await machine.check(GAR, repository="true-app")
+    assert row["repository"] == f"{GAR}/true-app"
+    assert "status 400: no ***" in row["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b'{"access_token": ""}', b'{"access_token": 1}', b'{"access_token": "a b"}'],

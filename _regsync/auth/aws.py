@@ -477,8 +477,6 @@ async def _from_instance(settings: _Settings) -> Keys | str:
     async def fetch(
         method: str, path: str, header: Pair, read: Callable[[Response], Found | None]
     ) -> Found:
-        _, secret = header  # or the lifetime of a token to come
-        keep_passing_secret(secret)
         request = Request(
             method, f"{base}/latest/{path}", [header], source=source, seconds=_INSTANCE_SECONDS
         )
@@ -488,6 +486,7 @@ async def _from_instance(settings: _Settings) -> Keys | str:
     roles = "meta-data/iam/security-credentials/"
     try:
         token = await fetch("PUT", "api/token", ttl, lambda answer: answer.body.decode("latin-1"))
+        keep_passing_secret(token)
         session = ("x-aws-ec2-metadata-token", token)
         # One name a line; a machine has one role.
         names = await fetch("GET", roles, session, lambda answer: answer.body)

@@ -37,6 +37,7 @@ _PROBE_SECONDS = 1.0
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _URN = "urn:ietf:params:oauth:"
 _TOKENS_URL = "https://oauth2.googleapis.com/token"
+_SHORTEST_TOKEN = 8  # characters of a token of another identity provider, at least
 _LIFE = 3600  # the lifetime of the tokens to request, in seconds
 
 # The field of a credential file with the URL that issues tokens of a service account to
@@ -397,7 +398,9 @@ class _CredentialFile(NamedTuple):
         # `environment_id` marks an AWS source, whose `url` returns AWS keys instead of a token.
         if "url" in self.fields and "environment_id" not in self.fields:
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
-            keep_passing_secret(*(value for _, value in headers))
+            # The scheme, or `Metadata: True`, is no secret, and would mask parts of names.
+            words = (word for _, value in headers for word in value.split())
+            keep_passing_secret(*(word for word in words if len(word) >= _SHORTEST_TOKEN))
             request = Request(
                 "GET",
                 self.safe_url("url"),
