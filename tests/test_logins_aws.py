@@ -468,8 +468,13 @@ async def test_a_guess_asks_the_metadata_service_alone(machine):
     assert "looked at the EC2 metadata service" in told
     assert machine.aws.requests == ["imds", "imds"], "which is there, and has no role for it"
     instance(machine)
-    machine.config("[default]\nregion = eu-west-1\noutput = json\n[profile a]\nrole_arn = x\n")
-    assert await machine.who(**guess) == "instance:worker", "a region alone is no identity"
+    settings = "region = eu-west-1\ncli_pager =\nretry_mode = standard\nuse_fips_endpoint = false\n"
+    machine.config(f"[default]\n{settings}[profile a]\nrole_arn = x\n")
+    login = {"username": "AWS", "password": "of-docker"}
+    machine.write(".docker/config.json", json.dumps({"auths": {PRIVATE: login}}))
+    assert "refused the credentials (" in await machine.refused(PRIVATE, **guess), "docker's"
+    (machine.home / ".docker/config.json").unlink()
+    assert await machine.who(**guess) == "instance:worker", "settings alone are no identity"
     machine.reachable[IMDS].fail("silent")
     assert "none are configured or found" in await machine.refused(PRIVATE, **guess)
     assert machine.ran.seconds == pytest.approx(1.0)

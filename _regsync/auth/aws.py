@@ -55,8 +55,16 @@ _PROFILE_NAMES = ("default_profile", "profile")
 # Fields of a profile whose keys another program provides.
 _PROGRAM_FIELDS = {"login_session", "credential_process"}
 
-# Fields of a profile that do not configure credentials.
-_OTHER_SETTINGS = {"region", "output"}
+# Fields of a profile each of which configures credentials. Others are settings, such as `region` and
+# `cli_pager`.
+_IDENTITY_FIELDS = {
+    f"aws_{_ACCESS_KEY}",
+    _TOKEN_FILE,
+    "role_arn",
+    "sso_account_id",
+    "sso_role_name",
+    *_PROGRAM_FIELDS,
+}
 
 # URLs from which container credentials are accepted: https, loopback, and metadata addresses.
 _CONTAINER_SERVICES = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
@@ -90,7 +98,7 @@ def is_configured(access: Access) -> bool:
     names = (_ACCESS_KEY, _TOKEN_FILE, _CONTAINER_PATH, _CONTAINER_URL, *_PROFILE_NAMES)
     if any(settings.variables.get(name) for name in names):
         return True
-    return bool(settings.profile.keys() - _OTHER_SETTINGS)
+    return bool(_IDENTITY_FIELDS & settings.profile.keys())
 
 
 async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) -> Login:
