@@ -37,6 +37,8 @@ _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 # 3.4).
 _CLOUD_HELPERS = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
 
+_BROKEN_HINT = "correct it, or remove it and log in again"
+
 
 class Credential(NamedTuple):
     """A login to one registry. Missing parts are empty."""
@@ -100,7 +102,7 @@ def find_credential(
     if uses_files:
         for file_name, text in _credential_files(read):
             tried_sources.append(file_name)
-            if text is None:  # there is no such file
+            if text is None or not text.strip():  # for docker an empty file is none either
                 continue
             credential = _look_up(file_name, text, registry, repository)
             if credential is not None:
@@ -147,11 +149,11 @@ def _github_credential(registry: Registry) -> Credential | None:
 def _credential_files(read: ReadFile) -> Iterator[tuple[str, bytes | None]]:
     """Yield the name and the content of each credential file of docker and podman.
 
-    The content is None if the file does not exist. The order is the order of precedence
+    The content is None or empty if there is none. The order is the order of precedence
     (docs/protocol-facts.md section 3.1). Raises AuthError if a file cannot be read.
     """
     inline = (edge.variable("DOCKER_AUTH_CONFIG") or "").encode("utf-8", "surrogateescape")
-    yield "the environment variable DOCKER_AUTH_CONFIG", inline or None
+    yield "the environment variable DOCKER_AUTH_CONFIG", inline
 
     home = edge.home()
     docker_directory = edge.variable("DOCKER_CONFIG") or _path_below(home, ".docker")
@@ -194,7 +196,7 @@ def _look_up(
     if document is None or not (isinstance(entries, dict) and isinstance(helpers, dict)):
         raise AuthError(
             f"{file_name} is not a credential file of docker or podman",
-            hint="correct it, or remove it and log in again",
+            hint=_BROKEN_HINT,
             fatal=True,
         )
 
@@ -280,7 +282,9 @@ def _read_entry(file_name: str, entry: object, registry: Registry) -> Credential
     """
     # Raised for each defect alike, because the entry may contain secrets.
     broken = AuthError(
-        f"{file_name}: the entry for {registry.authority} cannot be read", fatal=True
+        f"{file_name}: the entry for {registry.authority} cannot be read",
+        hint=_BROKEN_HINT,
+        fatal=True,
     )
     if not isinstance(entry, dict):
         raise broken
@@ -292,7 +296,7 @@ def _read_entry(file_name: str, entry: object, registry: Registry) -> Credential
     auth, username, password, identity_token, registry_token = values
     if auth:  # takes precedence over the separate fields
         try:
-            username, password = _decode_login(auth.strip())  # `base64` ends with a line break
+            username, password = _decode_login("".join(auth.split()))  # `base64` breaks lines
         except ValueError:
             raise broken from None
 

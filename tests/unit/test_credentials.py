@@ -126,6 +126,7 @@ def test_a_key_names_exactly_one_registry(key, host, port, matches):
     [
         (pair("user", "pass:word"), ("user", "pass:word", "", "")),
         (pair("user", "password\0\0"), ("user", "password", "", "")),
+        ({"auth": "dTpw\nYXNz\r\n"}, ("u", "pass", "", "")),
         ({"username": "u", "password": "p"}, ("u", "p", "", "")),
         ({**pair("u", "p"), "username": "x", "password": "y"}, ("u", "p", "", "")),
         ({**pair("00000000", ""), "identitytoken": "it"}, ("00000000", "", "it", "")),
@@ -138,6 +139,13 @@ def test_entries_are_read_in_all_their_forms(entry, expected):
     found = find(registry(), {"auths": {HOST: entry}})
     assert (found and found[:4]) == expected
     assert found is None or found.found_at == DOCKER
+
+
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_an_empty_file_is_no_file(content):
+    at = registry()
+    assert find(at, content) is None
+    assert find(at, content, **{PODMAN: {"auths": {HOST: pair("u", "p")}}}).username == "u"
 
 
 def opened(environ, documents=None):
@@ -212,6 +220,7 @@ def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(content
         with pytest.raises(AuthError) as caught:
             find(registry(auth_type=method), content, **{PODMAN: {"auths": {HOST: pair("a", "b")}}})
         assert DOCKER in caught.value.message
+        assert caught.value.hint == "correct it, or remove it and log in again"
         assert caught.value.fatal
         assert "hunter2" not in repr(caught.value)
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
