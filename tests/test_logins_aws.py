@@ -355,12 +355,21 @@ async def test_a_host_of_another_name_needs_a_region(machine):
     host = "registry.corp.test"
     machine.registry(Private(machine.aws), host)
     machine.answer(machine.aws, "api.ecr.eu-north-1.amazonaws.com")
-    assert "(set AWS_REGION)" in await machine.refused(host)
+    assert "(set AWS_REGION, or" in await machine.refused(host)
     machine.set(AWS_REGION="eu-north-1")
     assert await machine.who(host) == "user"
     assert machine.asked == ["api.ecr.eu-north-1.amazonaws.com"]
     machine.set(AWS_REGION="evil.test/")
     assert "'evil.test/' is not an AWS region" in await machine.refused(host)
+
+
+async def test_a_region_of_the_profile_that_is_none_is_corrected_there(machine):
+    sso(machine)
+    path = machine.home / ".aws/config"
+    path.write_text(path.read_text().replace("sso_region = eu-west-1", "sso_region = eu west"))
+    told = await machine.refused(PRIVATE)
+    assert "'eu west' is not an AWS region (" in told
+    assert "sso_region in the profile" in told
 
 
 # What is said when a source is broken, and that nothing else is tried then.
@@ -397,11 +406,11 @@ FAILURES: list[tuple[Source | None, Change, list[str]]] = [
     (variables_for_a_while, lambda m: m.set(AWS_SECRET_ACCESS_KEY="wrong"),
         [f"AWS_ACCESS_KEY_ID at {ECR}: status 400: Sig"]),
     (variables, lambda m: setattr(m.aws, "now", lambda: m.world.wall() + 3600),
-        ["Signature expired or not yet current"]),
+        ["Signature expired or not yet current", "(check the keys and this machine's clock, and"]),
     (variables_for_a_while, lambda m: setattr(first(m.aws.identities), "expires", 0.0),
         ["ExpiredTokenException: The security token included"]),
     (variables, lambda m: setattr(first(m.aws.identities), "may", {"sts"}),
-        ["User: user is not authorized", "(allow this identity ecr:GetAuthorizationToken)"]),
+        ["User: user is not authorized", "allow this identity ecr:GetAuthorizationToken)"]),
     (config_file, lambda m: m.set(AWS_PROFILE="gone"), ["no profile 'gone' in ~/.aws/config and"]),
     (web_identity, lambda m: m.write("token", ""),
         ["AWS_WEB_IDENTITY_TOKEN_FILE: ", "token is missing or empty"]),
@@ -418,7 +427,7 @@ FAILURES: list[tuple[Source | None, Change, list[str]]] = [
     (None, lambda m: m.config(f"{ROLE}source_profile = a\n"), ["there is no profile 'a'"]),
     (None, lambda m: m.config(f"{ROLE}{CIRCLE}"), ["its own source: default -> a -> default"]),
     (role_of_a_source_profile, lambda m: setattr(first(m.aws.roles), "trusts", "somebody else"),
-        ["403: AccessDenied: User: base is not", "(check the role's ARN, and its trust"]),
+        ["403: AccessDenied: User: base is not", "(check the role's ARN, its trust policy"]),
     (sso, lambda m: m.write(SSO_FILE, ""), [".json is missing or empty", LOGIN_AGAIN]),
     (sso, lambda m: m.write(SSO_FILE, '{"accessToken": 5}'),
         ["profile 'dev': its SSO login is not readable in", LOGIN_AGAIN]),

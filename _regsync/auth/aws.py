@@ -137,7 +137,10 @@ async def log_in(access: Access, registry: Registry, *, probing_metadata: bool) 
 
 def _password_request(service: str, url: str, source: str) -> Request:
     """Build the request GetAuthorizationToken to `ecr` or `ecr-public`, without a signature."""
-    hint = f"allow this identity {service}:GetAuthorizationToken"
+    hint = (
+        "check the keys and this machine's clock, and "
+        f"allow this identity {service}:GetAuthorizationToken"
+    )
     name = "AmazonEC2ContainerRegistry_V20150921"  # as AWS's protocol has it
     if service == "ecr-public":
         hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
@@ -368,7 +371,8 @@ class _Settings:
         malformed.
         """
         if not re.fullmatch("[a-z0-9-]+", region):
-            raise _error(f"{region!r} is not an AWS region", "set AWS_REGION")
+            hint = "set AWS_REGION, or correct region or sso_region in the profile"
+            raise _error(f"{region!r} is not an AWS region", hint)
         use_fips = use_fips or self.is_set("use_fips_endpoint")
         return f"https://{endpoint(service, region, use_fips=use_fips)}/"
 
@@ -550,7 +554,7 @@ async def _assume(
         [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")],
         urlencode({name: value for name, value in form.items() if value}).encode(),
         source=role_source,
-        hint="check the role's ARN, and its trust policy",
+        hint="check the role's ARN, its trust policy, and this machine's clock",
     )
     if keys is not None:
         request = sign(keys, request, "sts", settings.region, edge.current().wall())
