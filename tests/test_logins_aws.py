@@ -387,6 +387,12 @@ async def test_when_there_is_nothing_every_place_is_named(machine):
     assert machine.aws.requests == ["imds", "imds"], "and never an address that was switched off"
 
 
+async def test_an_address_without_a_scheme_is_told_as_that(machine):
+    machine.set(AWS_EC2_METADATA_SERVICE_ENDPOINT=IMDS)
+    reason = "its address is not an http or https URL"
+    assert f"the EC2 metadata service at {IMDS}: {reason} (" in await machine.refused(PRIVATE)
+
+
 def first(made: dict[Any, Any]) -> Any:
     return next(iter(made.values()))
 

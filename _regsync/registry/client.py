@@ -142,8 +142,11 @@ class Run:
         whose modules retry by themselves. The response has to arrive within `seconds`.
         Raises WireError if no response arrives, and RegistryError if the service is away.
         """
-        # `url` is absolute. It is resolved only to check it and to split it.
-        origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
+        # It is resolved only to check it and to split it: `url` has to be absolute.
+        nowhere = Origin("https", "invalid.invalid", 443)
+        origin, target = resolve_location(nowhere, "/", url)
+        if origin == nowhere:
+            raise ProtocolBroken("its address is not an http or https URL")
         # The connection uses the proxy and the authorities of this registry.
         known = client or self.clients_at.get(origin.address)
         if known is not None:
