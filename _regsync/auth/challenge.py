@@ -75,6 +75,13 @@ _SHARED_DOMAINS = r"""(?x)(?:.*\.)?(?:
     | aliyuncs\.com | myqcloud\.com | oraclecloud\.com | scw\.cloud | duckdns\.org | dyndns\.org | ts\.net
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
+# Matches `HOST REGISTRY` if a cloud has its token services under HOST, and not in the domain of its
+# registries (docs/protocol-facts.md section 2.7). Customers can choose no such name.
+_TOKEN_SERVICES = (
+    r"dockerauth(-ee)?(-vpc)?[.-][a-z]{2}-[a-z0-9-]+\.aliyuncs\.com .+\.aliyuncs\.com"
+    r"|api\.scaleway\.com .+\.scw\.cloud"
+)
+
 
 def check_realm(realm: str, registry: Origin, *, has_credentials: bool) -> None:
     """Raise AuthError unless tokens may be requested from the URL `realm`
@@ -107,8 +114,10 @@ def _has_same_owner(host: str, registry: str) -> bool:
 
     The host must be the registry, a subdomain of the registry, or a subdomain of the registry's
     parent domain. The parent domain must not be shared by different owners. All ports of this
-    machine have one owner, also under different loopback names.
+    machine have one owner, also under different loopback names. A few services of clouds are known.
     """
+    if re.fullmatch(_TOKEN_SERVICES, f"{host} {registry}"):
+        return True
     if host == registry or (is_loopback(host) and is_loopback(registry)):
         return True
     domains = [registry]

@@ -76,6 +76,16 @@ def realm(url, registry=HERE, scheme="https", *, secret=True):
         ("https://10.1.2.3:5001/token", "10.1.2.3"),
         ("https://[fd00::1]:5001/token", "fd00::1"),
         ("https://auth.corp.co.uk/t", "registry.corp.co.uk"),
+        *(
+            (f"https://{service}.aliyuncs.com/auth", f"{registry}.aliyuncs.com")
+            for service, registry in (
+                ("dockerauth.cn-hangzhou", "registry.cn-hangzhou"),
+                ("dockerauth-vpc.ap-southeast-1", "registry-vpc.ap-southeast-1"),
+                ("dockerauth-ee.cn-hangzhou", "mine-registry.cn-hangzhou.cr"),
+                ("dockerauth-cn-zhangjiakou", "mine-registry.cn-zhangjiakou.cr"),
+            )
+        ),
+        ("https://api.scaleway.com/registry-internal/tokens", "rg.fr-par.scw.cloud"),
     ],
 )
 def test_realms_of_the_same_owner_get_credentials(url, registry):
@@ -92,6 +102,11 @@ OTHERS = {
         ("https://evil.pkg.dev/t", "us-docker.pkg.dev"),
         ("https://2.dkr.ecr.eu-west-1.amazonaws.com/t", "1.dkr.ecr.eu-west-1.amazonaws.com"),
         ("https://evil.co.uk/t", "corp.co.uk"),
+        ("https://evil.cn-hangzhou.aliyuncs.com/t", "registry.cn-hangzhou.aliyuncs.com"),
+        # A customer's storage.
+        ("https://dockerauth.oss-cn-hangzhou.aliyuncs.com/t", "registry.cn-hangzhou.aliyuncs.com"),
+        ("https://dockerauth.cn-hangzhou.aliyuncs.com/auth", HERE),
+        ("https://api.scaleway.com/t", HERE),
         ("https://9.1.2.3/t", "8.1.2.3"),
     ],
     "not an https URL": [
