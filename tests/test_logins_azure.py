@@ -240,8 +240,10 @@ def msals(machine: InAzure, name: str, chosen: str = "") -> None:
     elif name == "command-line":
         cache = msal.SerializableTokenCache()
         cache.deserialize((machine.home / CACHE).read_text())
+        profile = (machine.home / ".azure/azureProfile.json").read_text("utf-8-sig")
+        subscription = json.loads(profile)["subscriptions"][0]
         user_app = msal.PublicClientApplication(COMMAND_LINE, token_cache=cache, **options)
-        account = only(user_app.get_accounts(username="me@tenant.test"))
+        account = only(user_app.get_accounts(username=subscription["user"]["name"]))
         found = user_app.acquire_token_silent(scopes, account)
     else:
         by_assertion = {"client_assertion": lambda: SECRETS["assertion"]}
@@ -524,6 +526,17 @@ async def test_the_session_is_the_default_subscriptions_in_the_registrys_cloud(m
     machine.write(".azure/azureProfile.json", '\ufeff{"subscriptions": []}')
     machine.exchange.anonymous = True
     assert (await machine.check(machine.host, auth_type=None))["source"] is None, "after az logout"
+
+
+async def test_case_does_not_count_in_a_name_as_for_msal(machine):
+    by_command_line(machine)
+
+    def rename(profile: Any) -> None:
+        profile["subscriptions"][0]["user"]["name"] = "Me@Tenant.test"
+
+    machine.change("azureProfile.json", rename)
+    await machine.login()
+    msals(machine, "command-line")
 
 
 async def test_the_newest_refresh_token_of_the_account_is_taken(machine):

@@ -317,10 +317,11 @@ def _read_cli_login(access: Access, cloud: _Cloud) -> Request | None:
     tenant = subscription["tenantId"]
 
     cache: Any = json.loads(_read_cli_file(access, "msal_token_cache"))
+    user = subscription["user"]["name"].lower()  # msal compares names so
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
-        if account["username"] == subscription["user"]["name"]
+        if account["username"].lower() == user
     ]
     stored = [
         entry
