@@ -487,6 +487,15 @@ async def test_nothing_found_names_every_place(machine):
     assert machine.heard == []
 
 
+async def test_who_has_configured_gclouds_helper_alone_is_told_what_logs_in(machine):
+    """The login of gcloud itself is none of the application default credentials."""
+    machine.google.has_account = False
+    machine.write(".docker/config.json", json.dumps({"credHelpers": {GAR: "gcloud"}}))
+    told = await machine.told(auth_type=None)
+    assert "without credentials" in told
+    assert "run `gcloud auth application-default login`" in told
+
+
 async def test_another_service_at_that_address_is_not_believed(machine):
     token = b'{"access_token": "t", "expires_in": 60}'
     answer_first(machine.google, Response(200, [], token), Response(200, [], token))

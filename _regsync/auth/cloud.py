@@ -239,7 +239,7 @@ class CloudLogin:
         self._log_in = log_in  # see `CloudModule`; access and registry are set
         self._probing_metadata = probing_metadata
 
-        self.lack = ""  # why there is no login, although that is no error
+        self.lack = ""  # why there is no login, although that is no error, and what may help
         # The current credential, which may have expired. None if there is none.
         self._credential: Credential | None = None
         self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
@@ -287,7 +287,7 @@ class CloudLogin:
             self._accept(await self._log_in(probing_metadata=is_probe), began)
         except (SyncError, ConfigError) as error:
             if is_probe and error.code == AuthError.code:  # not: a service does not work
-                self.lack = error.message
+                self.lack = "; ".join(filter(None, (error.message, error.hint)))
                 self.renew_at = math.inf  # until `look_again`
             elif began < self._valid_until:
                 self.renew_at = began + _RETRY_SECONDS
