@@ -175,7 +175,7 @@ _GHCR = Dialect(
 # Azure.
 
 _ACR = Dialect(
-    r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)",
+    r"[a-z0-9-]+(?:\.[a-z0-9]+\.geo)?\.azurecr\.(?:io|cn|us)",
     # docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)
     # A PUT of more than about 20 MB is answered with 413, or the connection is reset.
     # https://github.com/goharbor/harbor/issues/23015

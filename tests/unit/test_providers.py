@@ -25,14 +25,15 @@ KINDS = {
     "gar": "europe-west1-docker.pkg.dev us-docker.pkg.dev",
     "gcr": "gcr.io eu.gcr.io",
     "ghcr": "ghcr.io",
-    "acr": "team.azurecr.io team-a1b2.azurecr.cn team.azurecr.us",
+    "acr": "team.azurecr.io team-a1b2.azurecr.cn team.azurecr.us team.eastus2.geo.azurecr.io",
     "unknown": "quay.io localhost hub.docker.io us-npm.pkg.dev docker.pkg.dev evilgcr.io a.b.gcr.io "
     "12345678901.dkr.ecr.us-east-1.amazonaws.com x123456789012.dkr.ecr.us-east-1.amazonaws.com "
     "123456789012.dkr.ecr.us-east-1.amazonaws.com.evil.example 123456789012.dkr-ecr.us-east-1.amazonaws.com "
     "123456789012.dkr.ecr.us-east-1.on.aws 123456789012.dkr.ecr.us-east-1xamazonaws.com "
     "١٢٣٤٥٦٧٨٩٠١٢.dkr.ecr.us-east-1.amazonaws.com public.ecr.aws.evil.example notpublic.ecr.aws evildocker.io "
     "evil.example-docker.pkg.dev.evil.example ghcr.io.evil.example evilghcr.io team.azurecr.io.evil.example "
-    "evilazurecr.io team.azurecr.de a.team.azurecr.io",
+    "evilazurecr.io team.azurecr.de a.team.azurecr.io "
+    "team.eastus2.data.azurecr.io geo.azurecr.io.evil.example",
 }  # fmt: skip
 
 
