@@ -108,10 +108,14 @@ def keep_passing_secret(*secrets: str) -> None:
         del _passing[next(iter(_passing))]
 
 
-def forget_secret(*secrets: str) -> None:
-    """Stop masking these secrets, because they have ended, so that the list does not grow."""
+def retire_secret(*secrets: str) -> None:
+    """Mask secrets that have ended a while longer, because a late answer may repeat them.
+
+    Those that were not kept are not masked.
+    """
     for secret in secrets:
-        _kept.pop(secret, None)
+        if _kept.pop(secret, None) is not None:
+            keep_passing_secret(secret)
 
 
 def forget_all_secrets() -> None:

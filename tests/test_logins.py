@@ -141,6 +141,19 @@ async def test_a_session_is_given_up_without_another_login(world, tmp_path, toke
     assert tokens.requests == 1
 
 
+async def test_no_token_service_chooses_what_a_report_shows(world, tmp_path):
+    """By a token that is a word of reports."""
+
+    class Hostile(TokenService):
+        def write_token(self, user):
+            return "synced"
+
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": Hostile(now=anyio.current_time)}})
+    mirror.push("v1")
+    ran = await mirror.sync(MAPPING)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+
+
 @pytest.mark.provokes("secret_in_url")  # which the registry asks for
 async def test_no_secret_of_a_challenge_is_kept(world, tmp_path, tokens):
     """As of a registry that repeats the password in it."""

@@ -30,14 +30,7 @@ from _regsync.auth.cloud import CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential
 from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.wire import Response, parse_retry_after
-from _regsync.text import (
-    forget_secret,
-    json_object,
-    keep_passing_secret,
-    keep_secret,
-    mask,
-    printable,
-)
+from _regsync.text import json_object, keep_secret, mask, printable, retire_secret
 
 # What a request needs, or a token covers: repositories, each with its actions, such as
 # ("team/app", "pull,push"). The actions are sorted, because registries compare the text
@@ -73,6 +66,9 @@ _REFUSED_LOGIN = rb'"(?:invalid_grant|UNAUTHORIZED)"'
 
 # Matches a token that can be sent in a header.
 _TOKEN = r"[\x21-\x7e]{1,65536}"
+
+# The number of characters of a token from which on it is masked in output.
+_SHORTEST_MASKED = 8
 
 # The number of characters of a token service's explanation that are shown.
 _MOST_REASON = 198
@@ -142,7 +138,7 @@ class Authenticator:
         self._failures: dict[Scopes, tuple[int, SyncError]] = {}  # each with its attempt's number
 
     def _set_credential(self, credential: Credential) -> None:
-        _retire_secret(*self.credential.secrets)
+        retire_secret(*self.credential.secrets)
         keep_secret(*credential.secrets)
         self.credential = credential
         self.was_accepted = False  # whether the registry has accepted this credential
@@ -434,11 +430,13 @@ class Authenticator:
         token = document.get("token") or document.get("access_token")
         if not isinstance(token, str) or not re.fullmatch(_TOKEN, token):
             raise AuthError(f"{self._token_service} answered without a usable token")
-        keep_secret(token)
+        # Else a hostile service could choose a word of reports, such as a status.
+        if len(token) >= _SHORTEST_MASKED:
+            keep_secret(token)
         refresh_token = document.get("refresh_token")
         # If there is no refresh token to replace, tokens are requested by password.
         if self._refresh_token and refresh_token and isinstance(refresh_token, str):
-            _retire_secret(self._refresh_token)
+            retire_secret(self._refresh_token)
             keep_secret(refresh_token)
             self._refresh_token = refresh_token
 
@@ -495,7 +493,7 @@ class Authenticator:
         for grants in (self._grants, self._covering):
             for scopes in [scopes for scopes, grant in grants.items() if grant.header in headers]:
                 del grants[scopes]
-        _retire_secret(*(header.removeprefix("Bearer ") for header in headers))
+        retire_secret(*(header.removeprefix("Bearer ") for header in headers))
 
     # After a request.
 
@@ -614,12 +612,6 @@ class Authenticator:
             return False
         self._adopt(challenge)
         return True
-
-
-def _retire_secret(*secrets: str) -> None:
-    """Mask secrets that have ended a while longer, because a late answer may repeat them."""
-    keep_passing_secret(*secrets)
-    forget_secret(*secrets)
 
 
 def _serves(grant: Grant, now: float, for_body: bool) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from _regsync.text import clean_beginning, forget_secret, keep_secret, mask, printable
+from _regsync.text import clean_beginning, forget_all_secrets, keep_secret, mask, printable
 
 
 def redact(text: str, secrets: Collection[str]) -> str:
@@ -15,14 +15,14 @@ def redact(text: str, secrets: Collection[str]) -> str:
     try:
         return mask(text)
     finally:
-        forget_secret(*secrets)
+        forget_all_secrets()
 
 
 @contextmanager
 def keeping(secret: str) -> Iterator[None]:
     keep_secret(secret)
     yield
-    forget_secret(secret)
+    forget_all_secrets()
 
 
 @pytest.mark.parametrize(

@@ -468,14 +468,14 @@ async def test_what_has_expired_is_dropped_with_the_next_run():
 
 
 async def test_one_token_for_two_uses_is_refused_for_both_and_may_be_given_again():
-    service = Service(*[answer(200, {"token": "same"})] * 3)
+    service = Service(*[answer(200, {"token": "the-same"})] * 3)
     at = service.challenged()
     used = await header(at)
     assert await header(at, OTHER) == used
     refuse(at, BEARER, used, OTHER)
     assert at.header(APP, service.now) is NEEDED
     assert await header(at) == used, "which its service gives again"
-    assert mask("it was same") == "it was ***"
+    assert mask("it was the-same") == "it was ***"
 
 
 @pytest.mark.virtual_time
