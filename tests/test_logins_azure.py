@@ -389,6 +389,20 @@ async def test_who_is_not_well_is_asked_again_when_it_says(machine, where, path,
     assert machine.ran.seconds == pytest.approx(120.0)
 
 
+@pytest.mark.parametrize(
+    ("where", "path", "field"),
+    [
+        ("directory", f"/{TENANT}/oauth2/v2.0/token", "access_token"),
+        ("provider", "/oauth2/exchange", "refresh_token"),
+    ],
+)
+async def test_an_empty_token_is_none(machine, where, path, field):
+    by_secret(machine)
+    empty = Response(200, [], json.dumps({field: ""}).encode())
+    answer_first(getattr(machine, where), *[empty] * 3, path=path)
+    assert ": status 200: no usable answer (" in await machine.told()
+
+
 # Clouds.
 
 

@@ -380,6 +380,6 @@ def _for_audience(request: Request, audience: str) -> Request:
 
 
 def _field(name: str, answer: Response) -> str | None:
-    """Return a text in an answer's JSON object. Returns None if there is none."""
+    """Return a text in an answer's JSON object. Returns None if there is none, or an empty one."""
     value = (json_object(answer.body) or {}).get(name)
-    return value if isinstance(value, str) else None
+    return value if value and isinstance(value, str) else None
