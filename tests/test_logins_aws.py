@@ -98,7 +98,7 @@ def web_identity(machine: Configured) -> str:
 
 @source("ecr")
 def credentials_file_before_the_config(machine: Configured) -> str:
-    machine.config(f"[default]\n{machine.keys('configured')}")
+    machine.config(f"[default]\n{machine.keys('configured', lasting=False)}")
     machine.write(".aws/credentials", f"[default]\n{machine.keys('filed')}")
     return "filed"
 

@@ -341,7 +341,10 @@ class _Settings:
                 key = re.sub(r"""\s+["']?|["']$""", " ", name).strip()
             else:
                 key = f"profile {name}"
-            self.sections.setdefault(key, {}).update(parser.items(name))
+            fields = self.sections.setdefault(key, {})
+            if parser.has_option(name, f"aws_{_ACCESS_KEY}"):
+                fields.pop("aws_session_token", None)  # of the other file's keys
+            fields.update(parser.items(name))
 
     def is_set(self, name: str) -> bool:
         """Report whether a setting is `true`. The environment variable overrides the profile."""
