@@ -302,6 +302,7 @@ async def test_a_defect_shows_no_traceback_unless_it_is_asked_for(world) -> None
     told = map(json.loads, (await world.run("copy", *words, edge=edge)).err.splitlines())
     assert [each["event"] for each in told][-2:] == ["traceback", "run_failed"]
 
+
 # Streams.
 
 

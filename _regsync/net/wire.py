@@ -210,8 +210,8 @@ class Response:
         This is a checkpoint. Raises Disconnected if the body is truncated, and TimedOut if it
         arrives too slowly.
         """
-        if self._left is None and not self._unreturned:
-            await self._parse_more()
+        if self._left is None:
+            return await self._parse_into(buffer)
 
         if self._unreturned:
             count = min(len(buffer), len(self._unreturned))
@@ -224,23 +224,34 @@ class Response:
         else:
             return 0
 
-        if self._left is not None:
-            self._left -= count
+        self._left -= count
         return count
 
-    async def _parse_more(self) -> None:
-        """Fill `_unreturned` with the next part of the body from h11, or set `_left` to 0 at the
-        end of the body.
+    async def _parse_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` with what h11 returns of a body of unknown length: with all that has arrived,
+        and wait if nothing has. Sets `_left` to 0 at the end of the body.
         """
         # h11 may have the next part already. Then `next_event` has no checkpoint.
         await anyio.lowlevel.checkpoint()
-        event = await self._connection.next_event()
-        if isinstance(event, h11.Data):
-            self._unreturned = memoryview(event.data)
-        else:  # the end of the body; for a truncated body `next_event` raises an error
-            self._left = 0
-            has_more = bool(self._connection.unread())
-            self.is_reusable = self.is_reusable and not has_more
+        filled = 0
+        while filled < len(buffer):
+            if not self._unreturned:
+                event = await self._connection.next_event(may_wait=not filled)
+                if event is h11.NEED_DATA:
+                    break
+                if not isinstance(
+                    event, h11.Data
+                ):  # the end; if it is truncated, an error is raised
+                    self._left = 0
+                    has_more = bool(self._connection.unread())
+                    self.is_reusable = self.is_reusable and not has_more
+                    break
+                self._unreturned = memoryview(event.data)
+            count = min(len(buffer) - filled, len(self._unreturned))
+            buffer[filled : filled + count] = self._unreturned[:count]
+            self._unreturned = self._unreturned[count:]
+            filled += count
+        return filled
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body. Raises ContentError if it is longer than `limit` bytes.
@@ -335,6 +346,8 @@ class Connection:
         """Reset the state of the last exchange."""
         # A new h11 connection for each exchange costs no more than `start_next_cycle`.
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
+        # Bytes of a body that h11 has not got yet.
+        self._unparsed = memoryview(b"")
         # Whether any byte of an answer has arrived.
         self._has_received = False
         # Whether the whole request has been written, or why it was not.
@@ -382,7 +395,7 @@ class Connection:
     def unread(self) -> bytes:
         """Return the bytes that have arrived after h11's last event."""
         trailing, _ = self._framing.trailing_data
-        return trailing
+        return trailing + self._unparsed
 
     # The request.
 
@@ -530,15 +543,21 @@ class Connection:
             check_blanks(unread)
         return self._parse()
 
-    async def next_event(self) -> object:
-        """Return h11's next event of a body. Raises TimedOut if the body arrives too slowly."""
-        room = self._scratch[:_LONGEST_LINE]
+    async def next_event(self, *, may_wait: bool) -> object:
+        """Return h11's next event of a body; NEED_DATA if it has not arrived and this may not wait.
+        Raises TimedOut if the body arrives too slowly.
+        """
         while (event := self._parse()) is h11.NEED_DATA:
             # What h11 has not parsed is the beginning of a line, or of the trailers.
-            if len(self.unread()) > _LONGEST_LINE:
+            if len(self._framing.trailing_data[0]) > _LONGEST_LINE:
                 raise ProtocolBroken("a line of the answer's body is too long")
-            count = await self._receive(room)
-            self._framing.receive_data(bytes(room[:count]))
+            if not self._unparsed:
+                if not may_wait:
+                    break
+                count = await self.fill(self._scratch)
+                self._unparsed = self._scratch[:count]
+            self._framing.receive_data(bytes(self._unparsed[:_LONGEST_LINE]))
+            self._unparsed = self._unparsed[_LONGEST_LINE:]
         return event
 
     def _parse(self) -> object:
@@ -564,25 +583,19 @@ class Connection:
         It reads until the buffer is full, because OpenSSL returns at most 16 KiB per read.
         """
         await anyio.lowlevel.checkpoint()
-        filled = await self._receive(buffer)
+        try:
+            while (filled := self._stream.recv_into(buffer)) < 0:
+                await self._wait_in_body(filled)
+        except OSError as error:
+            raise self._failure(error) from error
         with suppress(OSError):  # these bytes are valid, and the next call raises the error
             while 0 < filled < len(buffer):
                 count = self._stream.recv_into(buffer[filled:])
                 if count <= 0:
                     break
                 filled += count
-                self._moved += count
+        self._moved += filled
         return filled
-
-    async def _receive(self, buffer: memoryview) -> int:
-        """Read bytes of a body; wait if none has arrived. Returns their number, 0 at the end."""
-        try:
-            while (count := self._stream.recv_into(buffer)) < 0:
-                await self._wait_in_body(count)
-        except OSError as error:
-            raise self._failure(error) from error
-        self._moved += count
-        return count
 
     async def _wait_in_body(self, want: int) -> None:
         """Wait until the stream can be read (WANT_READ) or written (WANT_WRITE), for at most
