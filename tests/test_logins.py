@@ -141,6 +141,17 @@ async def test_a_session_is_given_up_without_another_login(world, tmp_path, toke
     assert tokens.requests == 1
 
 
+async def test_sources_share_tokens_however_late_their_turn_is(world, tmp_path, tokens):
+    """Some are listed when others have ended; a token is for eight."""
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": tokens, **FAR}, "target": FAR})
+    names = [f"app{number:02}" for number in range(40)]
+    for name in names:
+        mirror.push("v1", repository=name)
+        mirror.push("v2", repository=name)
+    ran = await mirror.sync(*({"from": name} for name in names), registries=with_login())
+    assert (ran.status, len(ran.images), tokens.requests) == (0, 80, 5)
+
+
 async def test_no_token_service_chooses_what_a_report_shows(world, tmp_path):
     """By a token that is a word of reports."""
 

@@ -175,6 +175,9 @@ class Run:
     async def sync(self, stop: anyio.Event) -> None:
         """Copy the images that the mappings select. If `stop` is set, the run drains and ends."""
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
+        # All sources are opened before the first request, so that one token is for several of them.
+        for mapping in self._config.mappings:
+            self._discovery.source_of(mapping)
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
         groups = group_mappings(self._config.mappings)
