@@ -213,8 +213,10 @@ class RegistryError(SyncError):
         # `upload` also sets it if a registry reports this in another way.
         self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
         is_failure_of_server = status >= 500 and status not in _LASTING_SERVER_ERRORS
-        is_temporary = status in _TEMPORARY_STATUSES or is_failure_of_server
-        self.retryable = is_temporary or self.is_session_gone
+        # Whether it says nothing of what was asked for, also where it is final: the registry may ask
+        # for a longer wait than a run makes, or was waited for long enough.
+        self.is_temporary = status in _TEMPORARY_STATUSES or is_failure_of_server
+        self.retryable = self.is_temporary or self.is_session_gone
 
     def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Set the context, and a hint for this status. Return the same error.

@@ -418,3 +418,23 @@ async def test_artifacts_of_platforms_count_as_required_after_a_later_look(world
     await anyio.sleep(2 * HOUR)
     assert (await mirror.sync(mapping)).statuses() == ["skipped"]
     assert mirror.questions == 0
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize(("status", "wait"), [(429, None), (429, 3600), (503, 3600)])
+async def test_a_registry_that_asks_for_hours_has_not_said_that_there_is_no_signature(
+    world, tmp_path, status, wait, is_there
+):
+    """Not of an image that is new, and not of one whose look is due."""
+    mirror = SignedMirror(world, tmp_path)
+    if is_there:
+        await mirror.look()
+        await anyio.sleep(3600)
+    signature = mirror.attach(mirror.images[0])
+    mirror.source.app.faults.on("GET", "referrers").status(status, retry_after=wait)
+    ran = await mirror.look()
+    assert (ran.status, ran.statuses()) == (2, ["failed"])
+    mirror.source.app.faults.clear()
+    await anyio.sleep(3600)
+    assert (await mirror.look()).status == 0
+    assert mirror.holds(signature)

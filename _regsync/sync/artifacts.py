@@ -185,7 +185,7 @@ class ReferrerLists:
         try:
             return await self._discovery.list_tags(repository)
         except RegistryError as error:
-            if error.retryable:
+            if error.is_temporary:
                 raise
             return None
 
@@ -236,7 +236,7 @@ class ReferrerLists:
         except RegistryError as error:
             # A 200 without an index. Any other status of a working API refuses only this subject.
             is_broken_answer = has_worked and error.status == 200
-            if error.retryable or error.status in _ACCESS_REFUSED or is_broken_answer:
+            if error.is_temporary or error.status in _ACCESS_REFUSED or is_broken_answer:
                 raise
             is_about_api = _OTHER_CODES.isdisjoint(error.codes)
             lacks_api = is_about_api and error.status in _NO_API_STATUSES

@@ -735,7 +735,7 @@ class BlobCopy:
                 try:
                     is_201 = await self.upload.try_mount(present, probe_from)
                 except RegistryError as error:
-                    if error.retryable:
+                    if error.is_temporary:
                         raise
                     is_201 = False
                 known.learn(where.area, PRESENT_IS_201, is_201)

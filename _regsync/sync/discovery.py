@@ -328,7 +328,7 @@ class Discovery:
         try:
             return await self.list_tags(target) or {}
         except RegistryError as error:
-            if error.retryable:
+            if error.is_temporary:
                 raise
             return None
 
