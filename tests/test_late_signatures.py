@@ -438,3 +438,18 @@ async def test_a_registry_that_asks_for_hours_has_not_said_that_there_is_no_sign
     await anyio.sleep(3600)
     assert (await mirror.look()).status == 0
     assert mirror.holds(signature)
+
+
+@pytest.mark.parametrize("status", [400, 406, 410, 422])
+async def test_a_refusal_of_an_api_that_works_is_no_sign_that_there_is_no_signature(
+    world, tmp_path, status
+):
+    mirror = SignedMirror(world, tmp_path, images=2)
+    await mirror.look()
+    await anyio.sleep(3600)
+    mirror.attach(mirror.images[0])
+    refused = mirror.source.app.faults.on("GET", "referrers", reference=mirror.images[0].top)
+    refused.status(status)
+    ran = await mirror.look()
+    assert (ran.status, ran.statuses()) == (1, ["failed", "skipped"])
+    assert f"list referrers of source.test/app@{mirror.images[0].top}" in ran.failed[0]

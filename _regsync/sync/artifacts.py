@@ -56,9 +56,9 @@ _MOST_ATTEMPTS = 5
 # These statuses say nothing about the API. The credentials lack a right.
 _ACCESS_REFUSED = (401, 403)
 
-# The statuses with which registries without the API answer (docs/design.md section 6, rule 15). The
-# body of a 200 is an HTML page.
-_NO_API_STATUSES = (200, 404, 405, 501)
+# The statuses with which registries without the API answer (docs/design.md section 6, rule 15), but
+# for a 200 with an HTML page.
+_NO_API_STATUSES = (404, 405, 501)
 # With one of these error codes, the answer is about the manifest or the repository, not the API.
 _OTHER_CODES = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
@@ -234,12 +234,12 @@ class ReferrerLists:
         try:
             entries = await repository.list_referrers(subject)
         except RegistryError as error:
-            # A 200 without an index. Any other status of a working API refuses only this subject.
-            is_broken_answer = has_worked and error.status == 200
+            # Of a working API these statuses refuse only this subject.
+            is_broken_answer = has_worked and error.status not in _NO_API_STATUSES
             if error.is_temporary or error.status in _ACCESS_REFUSED or is_broken_answer:
                 raise
             is_about_api = _OTHER_CODES.isdisjoint(error.codes)
-            lacks_api = is_about_api and error.status in _NO_API_STATUSES
+            lacks_api = is_about_api and error.status in (200, *_NO_API_STATUSES)
         else:
             lacks_api = _name_platforms(entries)  # the index of an image, whatever was asked for
             if has_worked or not lacks_api:
