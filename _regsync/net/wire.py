@@ -349,7 +349,7 @@ class Connection:
         # Bytes of a body that h11 has not got yet.
         self._unparsed = memoryview(b"")
         # Whether any byte of an answer has arrived.
-        self._has_received = False
+        self.has_received = False
         # Whether the whole request has been written, or why it was not.
         self._is_sent = False
         self._send_error: SyncError | None = None
@@ -390,7 +390,7 @@ class Connection:
     def can_repeat(self) -> bool:
         """Report whether the failed request may be repeated on another connection (I7)."""
         has_moved_little = self._moved <= _MOST_SENT_TWICE
-        return has_moved_little and not self._has_received and not self._is_past_first
+        return has_moved_little and not self.has_received and not self._is_past_first
 
     def unread(self) -> bytes:
         """Return the bytes that have arrived after h11's last event."""
@@ -527,7 +527,7 @@ class Connection:
                     await self._stream.wait(count)  # WANT_READ or WANT_WRITE
             except OSError as error:
                 raise self._failure(error) from error
-            self._has_received = self._has_received or count > 0
+            self.has_received = self.has_received or count > 0
             self._framing.receive_data(bytes(self._scratch[:count]))
             event = self._parse_head()
             while isinstance(event, h11.InformationalResponse):
@@ -739,6 +739,12 @@ class Pool:
                 if error.side is not None or not idle.can_repeat():
                     raise
                 lost = error
+            except ProtocolBroken as error:
+                # A body that no answer may have, such as one to HEAD, may have come behind the last
+                # answer, and was taken for this one.
+                if error.side is not None or not idle.has_received:
+                    raise
+                raise Disconnected(error.message) from error
 
         stream = await self.dial(origin)
         new = Connection(origin, stream, self.timeouts, self._give)

@@ -611,6 +611,18 @@ async def test_a_request_is_not_repeated_where_an_answer_began():
     await lose(dying(GO_ON, End.RESET))
 
 
+async def test_a_body_behind_the_last_answer_is_no_answer_for_good():
+    """Some servers send one to HEAD. A new connection that says the same speaks no HTTP."""
+    late = dying(b'{"errors":[]}' + answer())
+    async with watched(pool_of(late, Wire(answers=((b'{"errors":[]}' + answer(),),)))) as pool:
+        await ask(pool)
+        for error in (Disconnected, ProtocolBroken):
+            with pytest.raises(error, match="does not speak HTTP") as caught:
+                await ask(pool)
+            assert caught.value.retryable is (error is Disconnected)
+        assert late.is_closed
+
+
 async def test_a_body_is_not_repeated_where_its_second_piece_was_taken():
     old = Wire(answers=((answer(),),))
     old.when(len(b"GET /v2/ HTTP/1.1\r\nHost: registry.test\r\n\r\n") + 600, End.RESET)
