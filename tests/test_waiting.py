@@ -289,6 +289,29 @@ async def test_a_body_that_storage_refuses_does_not_pause_the_registrys_uploads(
     assert len(storage.bodies) == 41
 
 
+async def test_a_body_that_storage_takes_says_nothing_of_its_registry(near):
+    """The registry is away for half a minute, while its storage takes a large blob."""
+    near.hold(1, 8 * MIB)
+    for number in range(5):
+        near.push(f"w{number}", near.seed.image(layers=[near.seed.blob(3000)]))
+    near.source.app.faults.on("GET", "manifest", reference="w*").delay(5)
+    storage = Storage(near.target)
+    storage.bodies.append(0.0)  # so that it refuses none
+    slow = Link(latency=0.02, bandwidth=200_000)
+    near.world.listen(storage, "storage.test", up=slow, down=NEAR)
+
+    async def be_away() -> None:
+        await anyio.sleep(4)
+        near.target.fail("refused")
+        await anyio.sleep(30)
+        near.target.recover()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(be_away)
+        ran = await near.copy()
+    assert ran.statuses() == ["synced"] * 6, ran.err
+
+
 async def test_a_body_that_is_taken_leaves_its_place_in_the_window_to_others(near):
     """ECR's window begins with four places; eight bodies are on a line that needs 3 s for each."""
     images = near.hold(8, 3 * MIB)

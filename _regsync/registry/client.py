@@ -446,7 +446,7 @@ class RegistryClient:
         """Send a request once, and return its answer."""
         call, origin = exchange.call, exchange.origin
         if exchange.body is not None:
-            exchange.body.on_taken = exchange.turn.record_taken
+            exchange.body.on_taken = partial(exchange.turn.record_taken, self._host_at(origin))
         self._run.count(origin, call.action)
         try:
             with self._host_at(origin).limiting():

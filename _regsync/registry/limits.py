@@ -471,11 +471,11 @@ class Turn:
             self._is_in_window = False
             self.lane.record(self.number, status, now, retry_after)
 
-    def record_taken(self) -> None:
-        """Free the place in the window, because the registry takes the body. That ends an outage."""
+    def record_taken(self, host: HostLimits) -> None:
+        """Free the place in the window, because a host takes the body. That ends its outage."""
         now = anyio.current_time()
         self.record_answer(202, now)
-        self.lane.host.record_answer(now)
+        host.record_answer(now)
 
     def leave(self) -> None:
         """Give back the permit, and the place in the window."""
