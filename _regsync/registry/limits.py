@@ -143,6 +143,7 @@ class HostLimits:
         self._failures = 0  # since the last answer
         self._pauses = 0
         self._was_stopped = False  # in the run before
+        self._limited = set[anyio.CancelScope]()  # of requests that end when it is given up
 
         self.cap = cap
         self.used = 0  # permits
@@ -217,7 +218,11 @@ class HostLimits:
             yield
             return
         with anyio.CancelScope(deadline=self.gives_up_at) as scope:
-            yield
+            self._limited.add(scope)
+            try:
+                yield
+            finally:
+                self._limited.discard(scope)
         if scope.cancelled_caught:
             self.raise_if_stopped()
             raise TimedOut(f"{self.name} did not answer in time")
@@ -229,6 +234,8 @@ class HostLimits:
             self._back_at = now
             away = duration_text(now - self.since)
             self._log("info", "back", f"{self.name} answers again, after {away}", host=self.name)
+            for scope in self._limited:  # a body may be on its way for longer
+                scope.deadline = math.inf
             for lane in {*self._lanes.values()}:  # it may not stand all at once
                 lane.width = max(1.0, lane.width / 4)
         self.is_away = self.is_probed = False

@@ -203,6 +203,18 @@ def test_three_failures_in_a_row_make_it_away_and_an_answer_ends_that():
     assert (registry.is_away, lane.width) == (False, 2.0)
 
 
+@pytest.mark.virtual_time
+async def test_a_body_that_ends_an_outage_may_take_longer_than_one():
+    registry = host()
+    for _ in range(3):
+        registry.record_failure(lost(), 0.0, anyio.current_time())
+    with registry.limiting():
+        await anyio.sleep(100)
+        registry.record_answer(anyio.current_time())  # the body is taken
+        await anyio.sleep(1000)
+    assert not registry.is_out
+
+
 def test_failures_of_requests_from_before_say_nothing_when_it_is_over():
     registry = host()
     for _ in range(3):
