@@ -169,11 +169,6 @@ def new_entry(manifest: Manifest, repository: str, tag: str = "") -> Entry:
     return Entry(descriptor, descriptor_json(descriptor))
 
 
-def _without_own(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations that have no meaning in a layout."""
-    return {key: value for key, value in annotations.items() if key not in _OWN_KEYS}
-
-
 class Index:
     """The entries of a layout, by all that they are looked up by.
 
@@ -837,9 +832,8 @@ class LayoutRepository(Locked):
             if tag in index.tags(self.name):
                 tag_list = await self.get_manifest(tag)
                 referrers |= {child.digest: child for child in tag_list.children}
-            for each, entry in index.artifacts.get(digest, {}).items():
-                annotations = _without_own(entry.descriptor.annotations)
-                referrers[each] = entry.descriptor._replace(annotations=annotations)
+            artifacts = index.artifacts.get(digest, {})
+            referrers |= {each: entry.descriptor for each, entry in artifacts.items()}
             return tuple(referrers.values())
 
     # Blobs.
