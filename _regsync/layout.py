@@ -506,12 +506,12 @@ class Layout:
     def read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
         """Read and verify a manifest. Raises RegistryError with status 404 if it is not there."""
         body = self._read_body(digest)
-        if body is None:
-            raise RegistryError("no such tag or manifest", status=404)
         try:
+            if body is None:
+                raise RegistryError("the layout does not hold this manifest", status=404)
             return parse_manifest(body, content_type=None, digest=digest, expected=expected)
-        except WrongBytes as error:
-            error.hint = "run `sync --recheck` where the layout was made: its file is damaged"
+        except (RegistryError, WrongBytes) as error:
+            error.hint = "run `sync --recheck` where the layout was made"
             raise
 
     def read_subjects(self) -> None:

@@ -322,6 +322,8 @@ async def test_an_image_whose_manifest_a_source_has_lost_fails_although_a_patter
     ran = await mirror.inside(ALL)
     assert (ran.status, sorted(ran.statuses())) == (1, ["failed", "synced"])
     assert lost.top in only(ran.failed)
+    error = only([each["error"] for each in ran.images if each["error"]])
+    assert "`sync --recheck` where the layout was made" in error["hint"]
 
 
 @pytest.mark.parametrize("option", ["--recheck", "--no-progress"])
