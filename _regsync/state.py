@@ -390,7 +390,7 @@ class StateFile:
 
     def close(self) -> None:
         """Commit what is new, close the file and release the lock."""
-        self.commit()
+        self.commit(is_last=True)
         self._close_file()
 
     def _close_file(self) -> None:
@@ -423,12 +423,17 @@ class StateFile:
             await anyio.sleep(COMMIT_SECONDS)
             self.commit()
 
-    def commit(self) -> None:
-        """Write what is new to the file. If the file is locked, the next commit does it."""
+    def commit(self, *, is_last: bool = False) -> None:
+        """Write what is new to the file. If the file is locked, the next commit does it; the last one
+        waits for readers.
+        """
         if self._connection is None or not self.is_writer:
             return
         notes = [(key, json.dumps(value).encode(), at) for key, (value, at) in self._notes.items()]
         try:
+            if is_last:
+                milliseconds = int(_READER_PATIENCE * 1000)
+                self._connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
             for statement, rows in self._changes:
                 self._connection.executemany(statement, rows)
             self._connection.executemany("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", notes)
@@ -437,7 +442,7 @@ class StateFile:
             self._changes.clear()
             self._connection.execute("BEGIN")
         except sqlite3.Error as error:
-            self._on_error(error)
+            self._on_error(error, is_last=is_last)
 
     def write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Execute a statement for each row with the next commit, if this process may write."""
@@ -458,12 +463,13 @@ class StateFile:
             self._on_error(error)
             return []
 
-    def _on_error(self, error: Exception) -> None:
-        """Stop using the file, unless another process has locked it for a moment.
+    def _on_error(self, error: Exception, *, is_last: bool = False) -> None:
+        """Stop using the file, unless another process has locked it for a moment, and what is new
+        can be written later.
 
         A damaged file is removed, so that the next run begins anew.
         """
-        if self.is_writer and "is locked" in str(error):
+        if self.is_writer and not is_last and "is locked" in str(error):
             return
         text = f"the state in {self._shown_directory} is not used any more: {reason_of(error)}"
         self._log("warning", "state", text)

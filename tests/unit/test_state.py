@@ -365,6 +365,20 @@ def test_a_file_of_other_tables_begins_anew(state, statement):
         assert known.is_blob_believed(A, OTHER)
 
 
+def test_what_a_run_cannot_save_at_its_end_because_others_read_is_told(state, monkeypatch):
+    monkeypatch.setattr("_regsync.state._READER_PATIENCE", 0)
+    state.hold()
+    query = "SELECT * FROM held"
+    with closing(sqlite3.connect(state.path)) as reader, closing(reader.execute(query)) as rows:
+        assert rows.fetchone()  # not the last one
+        with state.known() as known:
+            known.confirm_blob(B, OTHER)
+        assert ["is locked" in text for _, text in state.said] == [True]
+    with state.known() as known:
+        known.confirm_blob(B, OTHER)
+    assert len(state.said) == 1
+
+
 def test_a_dry_run_leaves_no_trace(state):
     with state.known(may_write=False) as known:
         known.confirm_blob(A, BLOB)
