@@ -70,7 +70,9 @@ class Audit:
         self._emit = emit
 
         self._knowledge = knowledge
-        self._discovery = Discovery(transport, knowledge, reads_only=True, lock=lock)
+        self._discovery = Discovery(
+            transport, knowledge, reads_only=True, layouts_exist=True, lock=lock
+        )
         self._referrers = Referrers(self._discovery, knowledge)
         # What the targets hold, and which of its manifests are artifacts.
         self._found = Inspector(transport, self._discovery, reads_blobs=reads_blobs)

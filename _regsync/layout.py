@@ -405,15 +405,24 @@ class Layout:
 
     can_resume = True
 
-    def __init__(self, registry: Registry, transport: Transport, *, must_be_whole: bool) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        transport: Transport,
+        *,
+        must_be_whole: bool,
+        must_exist: bool = False,
+    ) -> None:
         """Prepare to use a directory. Nothing is read or written yet.
 
-        If `must_be_whole`, a target holds an image only if it holds all parts of it.
+        If `must_be_whole`, a target holds an image only if it holds all parts of it. If it
+        `must_exist`, a target without `index.json` is an error.
         """
         self.registry = registry
         self.key = registry.authority
         self.path = registry.host
         self.must_be_whole = must_be_whole
+        self.must_exist = must_exist
         self._log = transport.machine.log
         self.limits = HostLimits(
             self.key,
@@ -706,7 +715,7 @@ class LayoutRepository(Locked):
 
     def _index(self) -> Index:
         is_target = self.side is Side.TARGET
-        index = self.host.index(may_be_new=is_target)
+        index = self.host.index(may_be_new=is_target and not self.host.must_exist)
         # Other programs find nothing where the rename is lost. To write an entry again brings
         # `index.json` back.
         return Index() if is_target and index.is_rename_lost else index

@@ -556,19 +556,22 @@ async def test_a_receipt_stays_when_the_disk_that_names_the_images_is_away(mirro
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{}", '{"manifests": [], "annotations": {"dev.regsync.left-out": "x"}}']
+    "damage", [None, "", "{}", '{"manifests": [], "annotations": {"dev.regsync.left-out": "x"}}']
 )
 async def test_a_receipt_stays_when_the_index_of_its_disk_is_damaged(mirror, damage):
     mirror.push("v1")
     await mirror.outside(V1)
-    (mirror.disk / "index.json").write_text(damage)
+    if damage is None:  # the disk is away
+        shutil.rmtree(mirror.disk)
+    else:
+        (mirror.disk / "index.json").write_text(damage)
     receipt = mirror.directory / "far.txt"
     receipt.write_text("as it was")
     ran = await mirror.run("audit", "--receipt", str(receipt))
     assert (ran.status, ran.report["findings"]) == (2, [])
-    assert (
-        only(ran.report["failures"])["error"]["message"].count(f"{mirror.disk}/index.json: ") == 1
-    )
+    error = only(ran.report["failures"])["error"]
+    assert error["message"].count(f"{mirror.disk}/index.json: ") == (damage is not None)
+    assert "whether the disk is mounted" in error["hint"]
     assert receipt.read_text() == "as it was"
 
 

@@ -172,17 +172,20 @@ class Discovery:
         *,
         recheck: bool = False,
         reads_only: bool = False,
+        layouts_exist: bool = False,
         lock: Lock | None = None,
     ) -> None:
         """Create a Discovery without making a request.
 
         With `recheck` a layout that is a target holds an image only if it holds all parts of it.
+        If `layouts_exist`, a target without `index.json` is an error, and no empty layout.
         If `reads_only` is set, tokens are requested without the right to push. With a lock the
         sources of mappings are pinned: the lock has their tags and artifacts (`PinnedSource`).
         """
         self._transport = transport
         self._knowledge = knowledge
         self._recheck = recheck
+        self._layouts_exist = layouts_exist
         self.reads_only = reads_only
         self._lock = lock
 
@@ -236,7 +239,12 @@ class Discovery:
 
         key = registry.authority
         if key not in self.layouts:
-            self.layouts[key] = Layout(registry, self._transport, must_be_whole=self._recheck)
+            self.layouts[key] = Layout(
+                registry,
+                self._transport,
+                must_be_whole=self._recheck,
+                must_exist=self._layouts_exist,
+            )
         return self.layouts[key]
 
     def _open_in_layout(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
