@@ -142,7 +142,7 @@ class HostLimits:
         self._back_at = -math.inf  # requests that were sent before may still fail
         self._failures = 0  # since the last answer
         self._pauses = 0
-        self._was_stopped = False  # in the run before
+        self._was_given_up = False  # since its last answer
         self._limited = set[anyio.CancelScope]()  # of requests that end when it is given up
 
         self.cap = cap
@@ -177,7 +177,9 @@ class HostLimits:
         """Raise the error of a host that was stopped, or that has been waited for long enough."""
         error = self.error if self.is_away and self.stop_error is None else None
         if error is not None and anyio.current_time() >= self.gives_up_at:
-            self._give_up(error.copy_without_context())
+            failure = error.copy_without_context()
+            self._give_up(failure)
+            raise failure
         if self.stop_error is not None:
             raise self.stop_error.copy_without_context()
 
@@ -191,9 +193,17 @@ class HostLimits:
         the last one. A host that was stopped is tried once.
         """
         if self.stop_error is not None:
-            self.stop_error = None
-            self.has_answered = False
-            self._was_stopped = True
+            self._begin_last_try()
+        self.stop_error = None
+        self._forget_failures()
+
+    def _begin_last_try(self) -> None:
+        """Let one request go, as to a host that has never answered. If it fails, the host is stopped."""
+        self.has_answered = False
+        self._was_given_up = True
+        self._forget_failures()
+
+    def _forget_failures(self) -> None:
         self.is_away = self.has_lanes and not self.has_answered
         self.error = None
         self.since = math.inf
@@ -243,7 +253,7 @@ class HostLimits:
         self.error = None
         self.since = math.inf
         self._failures = self._pauses = 0
-        self._was_stopped = False
+        self._was_given_up = False
         if was_away:
             self.wake()
 
@@ -266,7 +276,7 @@ class HostLimits:
         self._failures += 1
         has_often_failed = self._failures >= _FAILURES_IN_A_ROW
         is_permanent = _is_permanent(error, has_answered=self.has_answered)
-        if self._was_stopped or (is_permanent and has_often_failed):
+        if self._was_given_up or (is_permanent and has_often_failed):
             self._give_up(error)
             return
         if is_permanent:
@@ -301,7 +311,12 @@ class HostLimits:
             error.message += f" (waited for {waited})"
         error.retryable = False
         error.away = self
-        self.stop(error)
+        if self.has_answered and isinstance(error, RegistryError):
+            # A proxy has answered: perhaps it cannot give what this one request asks for.
+            self._begin_last_try()
+            self.wake()
+        else:
+            self.stop(error)
 
     def describe_wait(self) -> str:
         """Name the host that is waited for, and the reason."""
