@@ -165,6 +165,41 @@ async def test_no_token_service_chooses_what_a_report_shows(world, tmp_path):
     assert (ran.status, ran.statuses()) == (0, ["synced"])
 
 
+async def test_mounts_from_one_repository_cost_few_tokens(world, tmp_path, tokens):
+    """Each needs a token for both of its repositories, and a token is for eight."""
+    mirror = Mirror(world, tmp_path, of={"target": {"auth": tokens, **FAR}})
+    shared = mirror.seed.blob(5000)
+    names = [f"app{number:02}" for number in range(32)]
+    for name in names:
+        layers = [shared, mirror.seed.blob(100)]
+        mirror.push("v1", mirror.seed.image(layers=layers), repository=name)
+    ran = await mirror.sync(
+        *({**MAPPING, "from": name} for name in names), registries=with_login("target")
+    )
+    assert ran.status == 0, ran.err
+    mounts = mirror.target.journal.matching(
+        "POST", "upload_start", query={"mount": "*"}, status=201
+    )
+    assert len(mounts) >= 31
+    assert tokens.requests <= 4 + 5
+
+
+@pytest.mark.provokes("source_written", "push_asked_of_source")
+async def test_copies_within_a_registry_cost_few_tokens(world, tmp_path, tokens):
+    """Each mount needs a token for a source and a target of its own: four such pairs are in one."""
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": tokens, **FAR}})
+    names = [f"app{number:02}" for number in range(16)]
+    for name in names:
+        mirror.push("v1", mirror.seed.image(layers=[mirror.seed.blob(900)]), repository=name)
+    within = (
+        {**MAPPING, "from": name, "to": f"to/{name}", "targets": ["source"]} for name in names
+    )
+    ran = await mirror.sync(*within, registries=with_login("source"))
+    assert ran.status == 0, ran.err
+    assert {*ran.statuses()} == {"synced"}
+    assert tokens.requests <= 2 + 2 + 4
+
+
 @pytest.mark.provokes("secret_in_url")  # which the registry asks for
 async def test_no_secret_of_a_challenge_is_kept(world, tmp_path, tokens):
     """As of a registry that repeats the password in it."""

@@ -134,6 +134,7 @@ class Authenticator:
         # tokens are exact, this holds for each set of scopes by itself. All who wait for a login
         # share its failure.
         self._locks = defaultdict[Scopes | None, anyio.Lock](anyio.Lock)
+        self._waiting: list[Scopes] = []  # what those need who wait for a login
         self._attempts = 0  # that have ended
         self._failures: dict[Scopes, tuple[int, SyncError]] = {}  # each with its attempt's number
 
@@ -253,6 +254,13 @@ class Authenticator:
         Concurrent callers share one request. Raises SyncError if there is no login, or if it was
         refused.
         """
+        self._waiting.append(needed)
+        try:
+            await self._obtain_in_turn(needed, for_body)
+        finally:
+            self._waiting.remove(needed)
+
+    async def _obtain_in_turn(self, needed: Scopes, for_body: bool) -> None:
         attempts_before = self._attempts
         key = self._lock_key(needed)
         async with self._locks[key]:
@@ -345,14 +353,21 @@ class Authenticator:
             (name, _more(actions, self._planned.get(name))) for name, actions in needed
         )
 
-    def _with_planned(self, wanted: Scopes, for_body: bool) -> Scopes:
-        """Return the wanted scopes, and planned ones that no token covers yet."""
+    def _with_others(self, wanted: Scopes, for_body: bool) -> Scopes:
+        """Return the wanted scopes, and others that no token covers yet: what those need who wait,
+        such as both repositories of a mount, and what is planned.
+        """
         is_for_all = self._challenge is not None and self._challenge.scope
         if self._wants_exact or is_for_all or wanted in self._learnt:
             return wanted
         now = anyio.current_time()
         grants = self._grants.values()
         live = [grant.scopes for grant in grants if _serves(grant, now, for_body)]
+        for needed in self._waiting:
+            scopes = self._wanted(needed)
+            is_served = needed in self._learnt or any(scopes <= each for each in live)
+            if not is_served and len(wanted | scopes) <= _MOST_REPOSITORIES:
+                wanted |= scopes
         covered = wanted.union(*live)
         more = [scope for scope in self._planned.items() if scope not in covered]
         return wanted.union(more[: _MOST_REPOSITORIES - len(wanted)])
@@ -364,7 +379,7 @@ class Authenticator:
         Raises SyncError if there is no token.
         """
         await self._renew_credential()
-        wanted = self._with_planned(self._wanted(needed), for_body)
+        wanted = self._with_others(self._wanted(needed), for_body)
         began = anyio.current_time()
         used = self.credential
         answer = await self._request_token(wanted, needed)
