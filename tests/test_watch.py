@@ -213,6 +213,17 @@ async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):
     assert ran.out.count("synced ") == 3
 
 
+async def test_a_right_that_was_given_counts_in_the_next_cycle(world, tmp_path):
+    """A token without it would live for another hour."""
+    stage, _, service = with_tokens(world, tmp_path, anonymous=False, expires_in=3600)
+    image = stage.load("v1")
+    stage.write(V1, registries=URLS)
+    rights = {"pull"}
+    service.grants = lambda user, access: access.action in rights
+    await stage.watch(None, partial(rights.add, "push"), None)
+    assert held(stage.target, "app", image)
+
+
 async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alone(stage):
     image = stage.load("v1")
     stage.write(V1)

@@ -128,6 +128,7 @@ class Authenticator:
 
         self._grants: dict[Scopes, Grant] = {}  # all tokens, the newest last
         self._covering: dict[Scopes, Grant] = {}  # what goes with requests that need these scopes
+        self._lacking = set[str]()  # headers without a right; it may be given before the next run
         self.has_let_in = False  # whether a request with a login was let in, in this run
 
         # Logins are obtained one after the other, because each may serve the next request too. If
@@ -184,12 +185,13 @@ class Authenticator:
     # Runs, and what is kept between them.
 
     def begin(self) -> None:
-        """Start another run: discard what is planned and what has expired, and treat the challenge
-        as out of date.
+        """Start another run: discard what is planned, and tokens that have expired or lack a right,
+        and treat the challenge as out of date.
         """
         now = anyio.current_time()
         ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
-        self._drop(ended)
+        self._drop(ended | self._lacking)
+        self._lacking.clear()
         self._planned.clear()
         self._failures.clear()
         self.has_let_in = False
@@ -554,7 +556,8 @@ class Authenticator:
         learnt = self._learnt.get(needed)
         self._learn_scope(chosen, sent, needed)
         is_lacking = chosen.error == "insufficient_scope" and is_current and not is_wide
-        if is_lacking and self._learnt.get(needed) == learnt:
+        if sent is not None and is_lacking and self._learnt.get(needed) == learnt:
+            self._lacking.add(sent)
             return False  # it was asked for these rights alone, and so would the next one be
         if sent is not None and is_current:
             # Other tokens for the same are older, and have probably ended too.
