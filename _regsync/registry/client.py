@@ -525,7 +525,8 @@ class RegistryClient:
                 self.stop(error)
             raise
         except RegistryError as error:
-            if (error.retry_after or 0.0) > LONGEST_WAIT:
+            # Who waited for the same token gets a copy of an error that is final already.
+            if error.retryable and (error.retry_after or 0.0) > LONGEST_WAIT:
                 _make_final(error, error.retry_after or 0.0)
                 self.stop(error)
             raise
