@@ -843,6 +843,17 @@ async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, t
     assert sum("waited for 2m00s" in line for line in ran.failed) >= most
 
 
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_storage_that_is_given_up_is_asked_no_more(world, tmp_path, how):
+    scene = Away(world, tmp_path, images=40)
+    async with scene.away("blobs", how):
+        ran = await scene.copy(**{"global": {"max_concurrent_transfers": 4}})
+    assert ran.seconds == pytest.approx(122.0, abs=1.0)
+    assert len(ran.failed) > 30
+    assert len(scene.attempts("blobs", 121.0, 1000.0)) < 10
+    assert all(line.count("a Location of") == 1 for line in ran.failed)
+
+
 async def test_an_outage_is_said_once_and_so_is_its_end_and_the_heartbeat_names_it(world, tmp_path):
     scene = Away(world, tmp_path)
     scene.write(ALL, registries=scene.registries, defaults={"artifacts": {"enabled": False}})

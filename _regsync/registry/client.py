@@ -445,11 +445,13 @@ class RegistryClient:
     async def _send(self, exchange: Exchange) -> Response:
         """Send a request once, and return its answer."""
         call, origin = exchange.call, exchange.origin
+        host = self._host_at(origin)
+        host.raise_if_stopped()
         if exchange.body is not None:
-            exchange.body.on_taken = partial(exchange.turn.record_taken, self._host_at(origin))
+            exchange.body.on_taken = partial(exchange.turn.record_taken, host)
         self._run.count(origin, call.action)
         try:
-            with self._host_at(origin).limiting():
+            with host.limiting():
                 response = await self._run.pool.exchange(
                     origin,
                     call.request(exchange.authorization),
@@ -459,7 +461,8 @@ class RegistryClient:
                     check_may_send=partial(self._check_login, exchange),
                 )
         except WireError as error:
-            if error.side is None:  # otherwise the source of the body has failed, not this host
+            # Otherwise the source of the body has failed, or a host was stopped meanwhile.
+            if error.side is None and error.away is None:
                 if origin != self.origin:
                     error.message += f" (a Location of {self.key} leads there)"
                 self._record_failure(exchange, error)
