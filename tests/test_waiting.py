@@ -322,6 +322,33 @@ async def test_a_body_that_storage_takes_says_nothing_of_its_registry(near):
     assert ran.statuses() == ["synced"] * 6, ran.err
 
 
+async def test_a_body_to_storage_does_not_keep_others_from_asking_the_registry(near):
+    """It waited for the one before it, and goes first when the registry is away for a moment."""
+    near.hold(1, 8 * MIB)
+    near.push("v1", near.seed.image(layers=[near.seed.blob(30 * MIB)]))
+    for number in range(5):
+        near.push(f"w{number}", near.seed.image(layers=[near.seed.blob(3000)]))
+    near.source.app.faults.on("GET", "manifest", reference="w*").delay(39)
+    storage = Storage(near.target)
+    storage.bodies.append(0.0)  # so that it refuses none
+    slow = Link(latency=0.02, bandwidth=200_000)
+    near.world.listen(storage, "storage.test", up=slow, down=NEAR)
+    near.limit(target=4)
+
+    async def be_away() -> None:
+        await anyio.sleep(38)
+        near.target.fail("refused")
+        await anyio.sleep(20)
+        near.target.recover()
+
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(be_away)
+        ran = await near.copy()
+    assert ran.statuses() == ["synced"] * 7, ran.err
+    assert sum(at < began + 80 for at in times_of(near.target, "PUT", "manifest")) == 6
+
+
 async def test_a_body_that_is_taken_leaves_its_place_in_the_window_to_others(near):
     """ECR's window begins with four places; eight bodies are on a line that needs 3 s for each."""
     images = near.hold(8, 3 * MIB)

@@ -447,6 +447,8 @@ class RegistryClient:
         call, origin = exchange.call, exchange.origin
         host = self._host_at(origin)
         host.raise_if_stopped()
+        if host is not self.limits:
+            exchange.turn.end_probe()  # the registry itself may be asked nothing
         if exchange.body is not None:
             exchange.body.on_taken = partial(exchange.turn.record_taken, host)
         self._run.count(origin, call.action)
@@ -575,12 +577,11 @@ class RegistryClient:
         """Record that a host has not answered, or that a proxy in front of it has."""
         now = anyio.current_time()
         turn, host = exchange.turn, self._host_at(exchange.origin)
-        is_probe = turn.is_probe and host is self.limits
         error.enters_no_lane = host is not self.limits
         if isinstance(error, ProtocolBroken):
             host.record_answer(now)
-        elif exchange.body is None or is_probe or isinstance(error, ConnectFailed):
-            host.record_failure(error, turn.began, now, is_probe=is_probe)
+        elif exchange.body is None or turn.is_probe or isinstance(error, ConnectFailed):
+            host.record_failure(error, turn.began, now, is_probe=turn.is_probe)
         elif host.is_out:  # otherwise it says nothing: a registry may refuse a body so
             error.away = host
 

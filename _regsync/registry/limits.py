@@ -499,6 +499,12 @@ class Turn:
         self.record_answer(202, now)
         host.record_answer(now)
 
+    def end_probe(self) -> None:
+        """Let another request find out whether the registry answers: this one does not, or no more."""
+        if self.is_probe:
+            self.is_probe = self.lane.host.is_probed = False
+            self.lane.host.wake()
+
     def leave(self) -> None:
         """Give back the permit, and the place in the window."""
         if not self._has_permit:
@@ -510,8 +516,7 @@ class Turn:
         self._is_in_window = False
         host = self.lane.host
         host.used -= 1
-        if self.is_probe:
-            host.is_probed = False
+        self.end_probe()
         host.wake()
 
 
