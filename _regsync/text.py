@@ -140,7 +140,9 @@ def _with_masked_strings(value: object) -> object:
             return value
         case dict():
             return {
-                name: each if name == "status" else _with_masked_strings(each)
+                name: each
+                if name == "status" and isinstance(each, str)  # a registry may be named so, too
+                else _with_masked_strings(each)
                 for name, each in value.items()
             }
         case list() | tuple():

@@ -118,9 +118,12 @@ PROXY = "proxy: '%s'"
         (PROXY, "http://p.x:1", "proxy: 'http://p.x:1'"),
     ],
 )
-def test_a_secret_is_hidden_however_short_it_is(field: str, written: str, shown: str) -> None:
+@pytest.mark.parametrize("alias", ["r", "status"])
+def test_a_secret_is_hidden_however_short_it_is(
+    alias: str, field: str, written: str, shown: str
+) -> None:
     """A proxy's URL is a secret if it has a user and password."""
-    text = f"registries: {{r: {{url: a.example, {field % written}}}}}\nmappings: []\n"
+    text = f"registries: {{{alias}: {{url: a.example, {field % written}}}}}\nmappings: []\n"
     found = expand(text, {"PW": "s3cret"})
     assert shown in found
     assert "s3cret" not in found
