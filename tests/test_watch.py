@@ -196,6 +196,22 @@ async def test_what_fails_at_the_end_of_a_cycle_ends_no_later_one(stage):
     assert held(stage.target, "app", image)
 
 
+async def test_a_blob_that_was_not_given_ends_no_later_cycle_at_its_first_lost_answer(stage):
+    """Nothing came after it that could have shown whether its registry was away."""
+    image = stage.load("v1")
+    stage.write(V1)
+    faults = stage.source.app.faults
+    faults.on("GET", "blob", reference=[*image.blobs][-1]).status(503)
+
+    def recover() -> None:
+        faults.clear()
+        faults.on(kind="manifest").first().drop()
+
+    ran = await stage.watch(recover, interval=600)
+    assert "waited for 2m00s" in only(lines(ran, "failed "))
+    assert held(stage.target, "app", image)
+
+
 async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):
     stage, service, _ = with_tokens(world, tmp_path, anonymous=False)
     for n in range(3):

@@ -192,19 +192,13 @@ class HostLimits:
         """Prepare for another run. It waits for a host as long as any, whatever failed at the end of
         the last one. A host that was stopped is tried once.
         """
-        if self.stop_error is not None:
-            self._begin_last_try()
+        self._was_given_up = self.stop_error is not None
         self.stop_error = None
         self._forget_failures()
 
-    def _begin_last_try(self) -> None:
-        """Let one request go, as to a host that has never answered. If it fails, the host is stopped."""
-        self.has_answered = False
-        self._was_given_up = True
-        self._forget_failures()
-
     def _forget_failures(self) -> None:
-        self.is_away = self.has_lanes and not self.has_answered
+        """Look at the host anew. If it was given up, the next request decides whether it is stopped."""
+        self.is_away = self.has_lanes and (self._was_given_up or not self.has_answered)
         self.error = None
         self.since = math.inf
         self._failures = self._pauses = 0
@@ -311,9 +305,11 @@ class HostLimits:
             error.message += f" (waited for {waited})"
         error.retryable = False
         error.away = self
-        if self.has_answered and isinstance(error, RegistryError):
+        is_first = self.has_answered and not self._was_given_up
+        if is_first and isinstance(error, RegistryError):
             # A proxy has answered: perhaps it cannot give what this one request asks for.
-            self._begin_last_try()
+            self._was_given_up = True
+            self._forget_failures()
             self.wake()
         else:
             self.stop(error)
