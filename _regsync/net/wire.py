@@ -239,10 +239,8 @@ class Response:
                 event = await self._connection.next_event(may_wait=not filled)
                 if event is h11.NEED_DATA:
                     break
-                if not isinstance(
-                    event, h11.Data
-                ):  # the end; if it is truncated, an error is raised
-                    self._left = 0
+                if not isinstance(event, h11.Data):
+                    self._left = 0  # the end; of a truncated body `next_event` raises an error
                     has_more = bool(self._connection.unread())
                     self.is_reusable = self.is_reusable and not has_more
                     break
