@@ -848,6 +848,8 @@ async def test_what_was_never_there_is_said_within_twenty_seconds(world, tmp_pat
     assert ran.seconds == pytest.approx(15.0, abs=0.5)
     assert ran.failed
     assert all("(waited for 15s)" in line for line in ran.failed)
+    if (name, how) == ("token", "503"):
+        assert all("token service at token.test answered 503" in line for line in ran.failed)
     times = {round(time, 1) for time in scene.attempts(name, 0.0, 1000.0)}
     assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
 

@@ -168,7 +168,8 @@ class Run:
             if not is_gateway_failure(answer.status, answer.headers.get("retry-after")):
                 host.record_answer(anyio.current_time())
                 return answer
-            failure = RegistryError(f"status {answer.status}", status=answer.status)
+            text = f"the token service at {host.name} answered {answer.status}"
+            failure = RegistryError(text, status=answer.status)
         except WireError as error:
             failure = error
         failure.enters_no_lane = True
