@@ -449,7 +449,7 @@ class RegistryClient:
         host = self._host_at(origin)
         host.raise_if_stopped()
         if host is not self.limits:
-            exchange.turn.end_probe()  # the registry itself may be asked nothing
+            exchange.turn.end_probe()  # it says nothing of the registry
         if exchange.body is not None:
             exchange.body.on_taken = partial(exchange.turn.record_taken, host)
         self._run.count(origin, call.action)
