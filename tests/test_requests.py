@@ -19,7 +19,7 @@ from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry import App
 from conformance.tokens import TokenService
 from tests.ends import Ran, document, held, only, tags
-from tests.mirrors import Mirror, asked, lose_blob
+from tests.mirrors import WRITES, Mirror, asked, lose_blob
 from tests.states import entries
 
 LARGE = 70_000  # bytes of a layer
@@ -261,6 +261,23 @@ async def test_a_target_that_does_not_list_its_tags_is_written_to(mirror, status
     await mirror.bring(ALL)
     assert mirror.target.app.tags("app") == {"v1": image.top, "v2": image.top}
     mirror.target.journal.matching("HEAD", "manifest").exactly(2)
+
+
+@pytest.mark.parametrize("options", [(), ("--recheck",), ("--verify",)])
+@pytest.mark.parametrize("status", [200, 403, 405])
+async def test_a_tag_that_never_moves_stays_where_its_target_is_asked_for_it(
+    mirror, status, options
+):
+    """It does not list its tags, or is asked for all."""
+    mirror.push("v1")
+    there = mirror.seed.image().load_into(mirror.target.app, "app", "v1")
+    if status != 200:
+        mirror.target.app.faults.on("GET", "tag_list").status(status)
+    mirror.write({"from": "app", "tags": tags("v*", immutable_tags="v*"), "artifacts": {}})
+    ran = await mirror.run("sync", *options)
+    assert (ran.status, only(ran.images)["reason"]) == (0, "immutable_tag")
+    assert mirror.target.app.tags("app") == {"v1": there.top}
+    mirror.target.journal.matching(WRITES).none()
 
 
 async def test_a_full_page_without_a_link_is_not_the_last_one(mirror):

@@ -409,6 +409,10 @@ class Run:
                 digest=tag.digest,
                 source_digest=lookup.source_digest,
             )
+        # Where the target's listing did not tell, its answer does.
+        kept = [tag for tag in lookup.targets if self._stays(mapping, lookup, tag)]
+        self._report_tags(wanted, kept, status="skipped", reason="immutable_tag")
+        lookup = lookup._replace(targets=tuple(tag for tag in lookup.targets if tag not in kept))
         if lookup.targets:
             copies = _copies_of(mapping, lookup, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
@@ -422,6 +426,11 @@ class Run:
         """Report whether a tag matches `immutable_tags`."""
         pattern = mapping.tags.immutable_tags
         return pattern is not None and self._compiled_glob(pattern)(tag)
+
+    def _stays(self, mapping: MappingRule, lookup: TagLookup, tag: TargetTag) -> bool:
+        """Report whether an immutable tag names another image at its target."""
+        is_another = tag.digest not in (None, lookup.digest)
+        return is_another and self._is_immutable(mapping, tag.reference)
 
     def _is_skipped_unasked(self, wanted: WantedTag, tag: TargetTag) -> bool:
         """Report whether a tag is skipped without a request: it is immutable, in the listing of the
