@@ -101,12 +101,16 @@ def sharing(seed: Seed, count: int, shared: int = 1) -> dict[str, Image]:
 
 @LOST
 @SAYS
-async def test_lost_blobs_are_brought_again_in_the_same_run(mirror, says):
+@pytest.mark.parametrize("head", [200, 403, 405])
+async def test_lost_blobs_are_brought_again_in_the_same_run(mirror, says, head):
+    """Also where the target refuses to say what it holds."""
     images = mirror.hold(**sharing(mirror.seed, 2, shared=4))
     await mirror.copy("v0")
     lost = layers_of(images["v0"])[:4]
     for digest in lost:
         del mirror.app.repositories["app"].blobs[digest]
+    if head != 200:
+        mirror.app.faults.on("HEAD", "blob").status(head)
     run = await mirror.heal("v1", says=says)
     assert held(mirror.target, "app", images["v1"])
     # The first refusal brings what it names; the second one all that the state was believed of.

@@ -582,7 +582,9 @@ class Scheduler:
             has_blob = await target.has_blob(blobs[digest], with_retries=True)
             if has_blob:
                 known.confirm_blob(job.where, digest)
-            return has_blob is False
+            if has_blob is None:  # only what this run has brought is there for certain
+                return not known.is_confirmed(job.where, digest)
+            return not has_blob
 
         asked = [part for part in parts if not known.is_confirmed(job.where, part)] or parts
         answers = await gather(partial(is_absent, digest) for digest in asked)
