@@ -725,18 +725,15 @@ class LayoutRepository(Locked):
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return each tag with its digest; of a target only those that it holds. None: there is none.
 
-        A tag of a source whose manifest is lost fails when it is looked up, and so does one of a
-        target that cannot be looked at: it has no digest here.
+        A tag of a source whose manifest is lost fails when it is looked up. One of a target that
+        cannot be looked at is left out, so that nobody skips it: it fails when it is written.
         """
         with self.adding_context("list tags of", str(self)):
             listing = dict[str, str | None]()
             for tag, entry in self._index().tags(self.name).items():
-                listing[tag] = entry.descriptor.digest
-                try:
-                    if self.side is Side.TARGET and not self._is_present(entry):
-                        del listing[tag]
-                except SyncError:
-                    listing[tag] = None
+                with suppress(SyncError):
+                    if self.side is Side.SOURCE or self._is_present(entry):
+                        listing[tag] = entry.descriptor.digest
             return listing or None
 
     def _find(self, reference: str) -> Entry | None:

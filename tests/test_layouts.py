@@ -327,14 +327,16 @@ async def test_an_image_whose_manifest_a_source_has_lost_fails_although_a_patter
 
 
 @pytest.mark.parametrize("option", ["--recheck", "--no-progress"])
-async def test_a_tag_that_cannot_be_looked_at_fails_no_other_image(mirror, option):
+@pytest.mark.parametrize("immutable", [{}, {"immutable_tags": "v0"}], ids=["", "immutable"])
+async def test_a_tag_that_cannot_be_looked_at_fails_no_other_image(mirror, option, immutable):
     odd = mirror.push("v0")
     make_layout(mirror.disk, {"app:v0": odd, "app:unselected": odd})
     blob_path(mirror.disk, odd.top).unlink()
     blob_path(mirror.disk, odd.top).mkdir()
     for tag in ("v1", "v2"):
         mirror.push(tag)
-    mirror.write(ALL, registries={"disk": DISK}, defaults={"targets": ["disk"]})
+    mapping = {"from": "app", "tags": {**ALL["tags"], **immutable}}
+    mirror.write(mapping, registries={"disk": DISK}, defaults={"targets": ["disk"]})
     ran = await mirror.run("sync", option)
     assert sorted(ran.statuses()) == ["failed", "synced", "synced"]
     assert odd.top[7:] in only(ran.failed)
