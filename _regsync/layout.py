@@ -646,7 +646,8 @@ class Layout:
         digests = [*self._unnamed]
         try:
             body = self.index().dump()
-            with anyio.CancelScope(shield=True):  # a signal does not end it half-way
+            # A signal does not end it half-way.
+            with _disk_errors(self.path), anyio.CancelScope(shield=True):
                 await edge.current().in_thread(self._write_names, digests, body)
             self._unnamed.difference_update(digests)
         except SyncError as error:
@@ -658,24 +659,24 @@ class Layout:
     def _write_names(self, digests: list[str], body: bytes) -> None:
         """Give parts their names, then write `index.json`. Runs in a worker thread.
 
-        A file is synced before it gets its name, and has it before the index names it.
+        A file is synced before it gets its name, and has it before the index names it. Raises
+        OSError and SyncError.
         """
-        with _disk_errors(self.path):
-            paths = [self.path_of(digest) for digest in digests]
-            if len(paths) > _MANY_FILES and hasattr(os, "sync"):
-                os.sync()
-            for path in paths:
-                _sync_file(path + PARTIAL_SUFFIX)
-            for path in paths:
-                os.replace(path + PARTIAL_SUFFIX, path)
-            # All of them: an earlier run may have been killed before it synced what it had renamed.
-            for algorithm in DIGEST_HEX_LENGTHS:
-                sync_folder(self._place("blobs", algorithm))
-            if body != self.index().body:
-                path = self._place("index.json")
-                _write_file(path + PARTIAL_SUFFIX, body)
-                _put_in_place(path)
-                self.index().body = body
+        paths = [self.path_of(digest) for digest in digests]
+        if len(paths) > _MANY_FILES and hasattr(os, "sync"):
+            os.sync()
+        for path in paths:
+            _sync_file(path + PARTIAL_SUFFIX)
+        for path in paths:
+            os.replace(path + PARTIAL_SUFFIX, path)
+        # All of them: an earlier run may have been killed before it synced what it had renamed.
+        for algorithm in DIGEST_HEX_LENGTHS:
+            sync_folder(self._place("blobs", algorithm))
+        if body != self.index().body:
+            path = self._place("index.json")
+            _write_file(path + PARTIAL_SUFFIX, body)
+            _put_in_place(path)
+            self.index().body = body
 
 
 # A repository.

@@ -531,6 +531,17 @@ async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_wri
     assert names_of(tmp_path / "disk") == {"app:v1": first.top}
 
 
+async def test_a_commit_that_gets_no_thread_fails_what_it_was_for_and_no_run(seed, tmp_path):
+    async def none_left(*_: Any) -> None:
+        raise OSError("can't start new thread")
+
+    layout = open_layout(tmp_path / "disk")
+    await put_image(layout, seed.image())
+    with edge.using(SimpleNamespace(in_thread=none_left)):
+        await layout.save()
+    assert "can't start new thread" in str(layout.error)
+
+
 async def test_what_is_put_while_a_group_fails_fails_with_it(seed, tmp_path, monkeypatch):
     """The index would name what the first group could not write."""
     layout = open_layout(tmp_path / "disk")
