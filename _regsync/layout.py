@@ -717,9 +717,13 @@ class LayoutRepository(Locked):
     def _index(self) -> Index:
         is_target = self.side is Side.TARGET
         index = self.host.index(may_be_new=is_target and not self.host.must_exist)
-        # Other programs find nothing where the rename is lost. To write an entry again brings
-        # `index.json` back.
-        return Index() if is_target and index.is_rename_lost else index
+        if not (is_target and index.is_rename_lost):
+            return index
+        # Other programs find nothing there. To write an entry again brings `index.json` back.
+        if self.host.must_exist:
+            text = f"{printable(self.host.path)} has no index.json, whose rename was lost"
+            raise SyncError(text, hint="run `sync`, which brings it back")
+        return Index()
 
     # Tags and manifests.
 

@@ -423,8 +423,11 @@ async def test_a_run_after_a_lost_rename_writes_the_index_and_asks_for_no_blob(m
     index.rename(partial)
     files = files_of(mirror.disk)
     assert (await mirror.run("sync", "--dry-run")).statuses() == ["would_sync"]
-    ran = await mirror.run("audit")
-    assert [each["finding"] for each in ran.report["findings"]] == ["missing"]
+    receipt = mirror.directory / "far.txt"
+    receipt.write_text("as it was")
+    ran = await mirror.run("audit", "--receipt", str(receipt))
+    assert (ran.status, receipt.read_text()) == (2, "as it was"), "the disk has what it had"
+    assert "`sync`" in only(ran.report["failures"])["error"]["hint"]
     assert files_of(mirror.disk) == files
     assert (await mirror.run("sync")).status == 0
     assert mirror.source.journal.count("GET", "blob") == 0
