@@ -237,6 +237,8 @@ def test_a_refused_mount_of_what_only_old_entries_knew_says_little_of_the_host(
     assert known.supports_mounts(HOST) is False
     assert known.supports_mounts("else") is None
     known.learn(HOST, MOUNTS, True)
+    known.record_refused_mount(A, "y", is_source_confirmed=True)  # of a host that mounts
+    assert known.supports_mounts(HOST) is True
     assert not known.may_mount(A, "x0")
     assert known.may_mount(B, "x0")
 
