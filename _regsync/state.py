@@ -459,7 +459,7 @@ class StateFile:
         try:
             # A query keeps the file locked until its last row has been read.
             return self._connection.execute(query, values).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+        except sqlite3.Error as error:
             self._on_error(error)
             return []
 

@@ -105,6 +105,14 @@ def test_a_careful_look_believes_what_is_recent_or_below_a_tag(state, age, is_re
         assert known.is_blob_believed(A, BLOB, must_be_recent=True), "whatever its depth"
 
 
+def test_what_is_too_old_leaves_the_file_with_all_that_it_named(state):
+    state.hold(NOW - 5 * DAY)
+    for days in (3, 1):  # what is below an index goes a sweep later
+        with state.known(NOW - days * DAY):
+            pass
+    assert state.sql("SELECT * FROM held") == []
+
+
 def test_what_is_too_old_is_believed_below_a_tag_and_is_young_again_after_that_run(state):
     state.hold(NOW - 3 * DAY)
     with state.known() as known:
