@@ -120,6 +120,20 @@ async def test_lost_blobs_are_brought_again_in_the_same_run(mirror, says, head):
         mirror.target.journal.matching("PUT", "upload", query={"digest": digest}).exactly(1)
 
 
+@LOST
+@SAYS
+async def test_another_tag_of_an_image_brings_what_was_lost_below_it(mirror, says):
+    """The state vouches for its manifest, and so for all that it names."""
+    image = sharing(mirror.seed, 1)["v0"]
+    mirror.hold(v0=image, v1=image)
+    await mirror.copy("v0")
+    lost = layers_of(image)[0]
+    del mirror.app.repositories["app"].blobs[lost]
+    run = await mirror.heal("v1", says=says)
+    assert held(mirror.target, "app", image)
+    assert (run.refused, run.put, run.fetched(lost)) == (1, 1, [1])
+
+
 def indexes(seed: Seed) -> tuple[Image, dict[str, Image]]:
     """Make indexes v0, v1 and v2, which share their first child; return that, too."""
     platforms = ("amd64", "arm64", "s390x", "riscv64")

@@ -169,6 +169,13 @@ def most_open(place: Place, most: int) -> list[int]:
     return counts
 
 
+async def test_of_one_image_sixteen_blobs_move_at_once(near):
+    images = near.hold(1, *range(900, 940))
+    open_requests = most_open(near.target, 50)
+    arrived(await near.copy(), near.target, images)
+    assert max(open_requests) == 16
+
+
 async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds(near):
     near.hold(20, 900)
     for alias, most in (("one", 7), ("two", 3), ("three", 5)):

@@ -463,6 +463,13 @@ async def test_a_shared_blob_is_read_once_and_given_from_any_byte(stage, tmp_pat
     assert files(tmp_path) == []
 
 
+async def test_what_a_killed_run_has_staged_goes_when_the_next_one_begins(stage, tmp_path):
+    await Source(LARGE).held(stage())
+    assert len(files(tmp_path)) == 1
+    stage()
+    assert files(tmp_path) == []
+
+
 async def test_what_nobody_else_needs_is_never_on_disk(stage, tmp_path):
     staging, small = stage(), Source(900)
     with pytest.raises(NoRoom):
