@@ -605,6 +605,18 @@ async def test_a_list_that_goes_in_a_circle_ends(world, tmp_path):
     scene.check()
 
 
+async def test_what_a_list_names_and_refers_to_another_image_stays(world, tmp_path):
+    scene = Scene(world, tmp_path, MADE, source=FALLBACK)
+    seed = Seed(79)
+    other = seed.image().load_into(scene.source, "app")
+    stranger = seed.artifact(other).load_into(scene.source, "app")
+    listed = Seed().fallback_index([*MADE.sample.attached[:3], stranger])
+    listed.load_into(scene.source, "app", TAG)
+    await scene.succeed()
+    assert scene.target.manifest("app", OURS[0]) is not None
+    assert scene.target.manifest("app", stranger.top) is None
+
+
 # Several targets, tags, mappings and sources: each image is judged by what its target holds.
 
 

@@ -154,6 +154,20 @@ async def test_a_repository_that_takes_no_upload_is_not_asked_to_mount_each_blob
     copies.target.journal.matching("POST", "upload_start", "app").exactly(2)
 
 
+async def test_a_mount_that_is_throttled_again_and_again_gives_way_to_an_upload(copies):
+    layer = copies.seed.layer(900)
+    for name in ("app", "other"):
+        copies.push("v1", copies.seed.image(layers=[layer]), name)
+    rule = copies.target.app.faults.on(
+        "POST", "upload_start", repository="app", where=lambda asked: "from=other" in asked.target
+    )
+    rule.status(429)
+    few = {"max_concurrent_transfers": 1}  # so that the other one is there, to mount from
+    ran = await copies.sync(*v1_of("other", "app"), **{"global": few})
+    assert ran.statuses() == ["synced", "synced"]
+    assert ran.seconds < 60
+
+
 @pytest.mark.parametrize("status", [403, 405])
 @pytest.mark.parametrize("kind", ["blob", "manifest"])
 async def test_a_refused_manifest_is_told_although_its_parts_cannot_be_asked_for(

@@ -1,14 +1,15 @@
-"""Which image is next: a greedy set cover of those that wait."""
+"""Which image is next: a greedy set cover of those that wait. And how many are at work."""
 
 from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
 
+import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.sync.work import Pending
+from _regsync.sync.work import Pending, Slots
 
 
 def add(pending, blobs, number=0):
@@ -64,3 +65,35 @@ def test_no_more_than_512_candidates_wait():
     assert pending.is_full()
     pending.take()
     assert not pending.is_full()
+
+
+def test_artifacts_whose_subject_is_there_go_before_images():
+    pending = Pending()
+    add(pending, [("h", 1)])
+    pending.artifacts.append("artifact")
+    assert pending.take() == "artifact"
+    assert pending.take().number == 0
+
+
+async def test_who_waits_gives_the_slot_to_the_next_and_takes_another_one_later():
+    waiting, at_work = ["first", "second"], []
+
+    def refill():
+        if not waiting:
+            return False
+        at_work.append(waiting.pop(0))
+        return True
+
+    slots = Slots(1, refill)
+    slots.fill()
+    assert at_work == ["first"]
+    is_there = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slots.leave_while, 0, is_there.wait())
+        await anyio.wait_all_tasks_blocked()
+        assert at_work == ["first", "second"]
+        is_there.set()
+        await anyio.wait_all_tasks_blocked()
+        slots.used -= 1  # the second has ended
+        slots.fill()
+    assert slots.used == 1
