@@ -415,6 +415,14 @@ def test_what_a_run_knows_of_a_blob_that_it_copies_is_small():
     assert taken / 7000 < 420
 
 
+def test_a_digest_that_is_mirrored_for_months_keeps_its_age(state):
+    held_until = []
+    for days in (200, 150, 100, 50, 0):
+        with state.known(NOW - days * DAY) as known:
+            held_until.append(known.record_sighting(A, TOP, DAY))
+    assert held_until == [NOW - 199 * DAY, None, None, None, None]
+
+
 # Blobs that are kept for several uploads.
 
 LARGE = SMALL_BLOB + 1
