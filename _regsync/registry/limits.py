@@ -143,6 +143,7 @@ class HostLimits:
         self._failures = 0  # since the last answer
         self._pauses = 0
         self._was_given_up = False  # since its last answer
+        self._waited = ""  # for how long before that, as errors say it
         self._limited = set[anyio.CancelScope]()  # of requests that end when it is given up
 
         self.cap = cap
@@ -193,6 +194,7 @@ class HostLimits:
         the last one. A host that was stopped is tried once.
         """
         self._was_given_up = self.stop_error is not None
+        self._waited = ""
         self.stop_error = None
         self._forget_failures()
 
@@ -248,6 +250,7 @@ class HostLimits:
         self.since = math.inf
         self._failures = self._pauses = 0
         self._was_given_up = False
+        self._waited = ""
         if was_away:
             self.wake()
 
@@ -301,8 +304,8 @@ class HostLimits:
 
     def _give_up(self, error: SyncError) -> None:
         if self._pauses:  # it was waited for
-            waited = duration_text(self.gives_up_at - self.since)
-            error.message += f" (waited for {waited})"
+            self._waited = f" (waited for {duration_text(self.gives_up_at - self.since)})"
+        error.message += self._waited
         error.retryable = False
         error.away = self
         is_first = self.has_answered and not self._was_given_up
