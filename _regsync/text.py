@@ -139,12 +139,10 @@ def _with_masked_strings(value: object) -> object:
         case None | bool() | int() | float():
             return value
         case dict():
-            return {
-                name: each
-                if name == "status" and isinstance(each, str)  # a registry may be named so, too
-                else _with_masked_strings(each)
-                for name, each in value.items()
-            }
+            masked = {name: _with_masked_strings(each) for name, each in value.items()}
+            if isinstance(value.get("status"), str):  # a registry may be named so, too
+                masked["status"] = value["status"]
+            return masked
         case list() | tuple():
             return [_with_masked_strings(each) for each in value]
         case _:

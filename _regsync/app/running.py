@@ -365,7 +365,8 @@ def reading_state(
 def replace_lines(path: str, lines: Iterable[str]) -> None:
     """Replace a text file, with the permissions that it has. Raises RegsyncError if that fails.
 
-    Everybody may read a new file. What is no file, such as a pipe or `/dev/null`, stays and is written to.
+    Everybody may read a new file. What is no file, such as a pipe or `/dev/null`, stays and is
+    written to.
     """
     written = (f"{line}\n".encode(errors="surrogateescape") for line in lines)
     real_path = os.path.realpath(path)  # replace the target of a symbolic link, not the link

@@ -818,7 +818,8 @@ class BlobCopy:
     async def _prepare_next(self, error: SyncError) -> None:
         """Wait before the next attempt. Raises `error` if there is none."""
         source = self.reading.source
-        if error.away not in (None, self.target.host.limits) and error.away is source.host.limits:
+        is_within_host = source.host.limits is self.target.host.limits
+        if error.away is source.host.limits and not is_within_host:
             error.add_context(Side.SOURCE, "fetch blob", source.name_of(self.blob.digest))
         error.add_context(Side.TARGET, "push blob", self.target.name_of(self.blob.digest))
         if isinstance(error, WrongBytes) and not self.reading.is_fresh:
