@@ -727,6 +727,20 @@ async def test_a_registry_that_fails_at_one_mount_is_asked_for_others(mirror, st
     mirror.target.journal.matching("POST", "upload_start", status=202, query=ITSELF).exactly(5)
 
 
+async def test_a_mount_that_fails_does_not_show_how_absent_blobs_are_answered(mirror):
+    """A 201 to any blob that comes later is confirmed by a HEAD."""
+    await mirror.moved(1)
+    mirror.target.app.faults.on("POST", "upload_start", query=MOUNT).since(2).status(500)
+    await mirror.bring(V1)
+    assert blobs(mirror.target) == {"POST 201": 1, "POST 500": 1, "POST 202": 1, "PUT 201": 1}
+    mirror.target.app.faults.clear()
+    mounts = mirror.target.app.faults.on("POST", "upload_start", query=MOUNT)
+    mounts.status(201, headers=ANYTHING)
+    mirror.push("v1")
+    await mirror.bring(V1)
+    mirror.target.journal.matching("PUT", "manifest", status=400).none()
+
+
 async def test_harbor_is_asked_by_head(world, tmp_path):
     """It is known by the service of its tokens."""
     mirror = Secured(world, tmp_path, "target", service="harbor-registry")

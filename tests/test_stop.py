@@ -22,7 +22,7 @@ import pytest
 from conformance.images import Image, Seed
 from conformance.memory import Link
 from tests.ends import Ran, Virtual, document, held, stopped_at, tags
-from tests.mirrors import WRITES, Mirror
+from tests.mirrors import WRITES, Mirror, lose_manifest
 from tests.program import ROOT, words
 from tests.states import entries
 
@@ -154,6 +154,31 @@ async def test_images_that_have_not_begun_do_not_begin(world, tmp_path):
     ran = await mirror.again()
     assert sorted(ran.statuses()) == ["skipped", *["synced"] * 7]
     assert ran.totals["bytes"] == 0
+
+
+async def test_tags_of_what_is_there_that_have_not_begun_do_not_begin(mirror):
+    """They lack no blob, but a slot."""
+    mirror.hold("v1", "v2", "v3")
+    mirror.write(**{"global": {"max_concurrent_transfers": 1}})
+    mirror.target.app.faults.on("PUT", "manifest").delay(5)
+    assert (await mirror.stop(3.0)).statuses() == ["synced"]
+    mirror.target.journal.matching("PUT", "manifest").exactly(1)
+    await mirror.again()
+
+
+async def test_an_image_that_has_to_start_again_asks_its_source_for_nothing(mirror):
+    """The target has lost what it had: the manifest that a new index names beside another one."""
+    child, other = (mirror.seed.image(sizes=(9000,)) for _ in range(2))
+    mirror.push("v1", mirror.seed.index([child]))
+    mirror.write({"from": "app", "tags": tags("*")})
+    await mirror.run("sync")
+    lose_manifest(mirror.target.app, child.top)
+    mirror.push("v2", mirror.seed.index([child, other]))
+    mirror.target.app.faults.on("PUT", "manifest", reference="v2").delay(5)
+    ran = await mirror.stop(3.0)
+    mirror.target.journal.matching("PUT", "manifest", reference="v2", status=400).exactly(1)
+    mirror.source.journal.matching("GET", "manifest", reference=child.top).none()
+    assert ran.statuses() == ["skipped"]
 
 
 # What can end.

@@ -18,7 +18,7 @@ import pytest
 
 from conformance.images import Image, Seed
 from conformance.memory import Link
-from conformance.messages import Answer, Request, error
+from conformance.messages import Answer, Request, digest_of, error
 from conformance.tokens import TokenService
 from tests.ends import Virtual, document, held, load_numbered, only, run_regsync, started, tags
 from tests.mirrors import Mirror, asked
@@ -284,6 +284,25 @@ async def test_eight_images_that_need_each_others_layers_end(world, tmp_path, sl
     else:
         puts = mirror.target.journal.matching("PUT", "upload", status=201)
         assert len({(each.repository, each.query["digest"]) for each in puts}) == len(puts)
+
+
+async def test_what_an_image_has_not_brought_goes_to_the_oldest_that_waits(mirror):
+    """Else the second and the third image would wait for each other: in one repository the third comes
+    after the first, which does not find the blob at its source.
+    """
+    lost, other = (mirror.seed.layer(LARGE) for _ in range(2))
+    layers = {"one": [lost], "two": [lost, other], "three": [lost, other]}
+    for number, (name, its_layers) in enumerate(layers.items()):
+        mirror.push(f"v{number}", mirror.seed.image(layers=its_layers), name)
+        mirror.source.app.faults.on("GET", "manifest", repository=name).delay(number)
+    read = mirror.source.app.faults.on("GET", "blob", repository="one", reference=digest_of(lost))
+    read.delay(5).status(404)
+    names = {"one": "first", "two": "second", "three": "first"}
+    ran = await mirror.sync(
+        *({"from": name, "to": to, "tags": tags("*")} for name, to in names.items())
+    )
+    assert ran.statuses() == ["failed", "synced", "synced"], ran.err
+    assert max(sent(mirror.target).values()) == 1
 
 
 # How long one registry is waited for. Pauses are the shortest that the dice allow.
