@@ -349,11 +349,17 @@ async def test_a_tag_whose_digest_a_head_does_not_tell_is_read(mirror):
     assert asked(mirror.target) == {"HEAD manifest": 1, "GET manifest": 1}
 
 
-@pytest.mark.parametrize("is_stored", [True, False])
-async def test_a_200_to_a_manifest_is_believed_when_the_registry_holds_it(mirror, is_stored):
+@pytest.mark.parametrize(("is_stored", "others"), [(True, ""), (False, ""), (False, "HEAD GET")])
+async def test_a_200_to_a_manifest_is_believed_when_the_registry_holds_it(
+    mirror, is_stored, others
+):
+    """A firewall may answer all that it refuses so; `others` are asked after the PUT."""
     mirror.push("v1")
     put = mirror.target.app.faults.on("PUT", "manifest")
     put.status(200, body=b"<html>Welcome</html>", at="answer" if is_stored else "request")
+    for method in others.split():
+        asked_again = mirror.target.app.faults.on(method, "manifest")
+        asked_again.since(2 if method == "HEAD" else 1).status(200, body=b"<html>Welcome</html>")
     ran = await mirror.sync(V1)
     assert (ran.status, ran.statuses()) == ((0, ["synced"]) if is_stored else (2, ["failed"]))
     mirror.target.journal.matching("PUT", "manifest").exactly(1)

@@ -352,9 +352,12 @@ class RemoteRepository(Locked):
                 self.unannounced.add(subject.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
-            # A 200 without a digest may come from a server that is not a registry. Accept it if the
-            # manifest exists, even if its digest is not reported ("").
-            if await self.head_manifest(reference) not in (manifest.digest, ""):
+            # A 200 without a digest may come from a server that is not a registry, which may answer
+            # a HEAD by 200 too.
+            digest = await self.head_manifest(reference)
+            if digest == "":
+                digest = (await self.get_manifest(reference)).digest
+            if digest != manifest.digest:
                 raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
