@@ -547,6 +547,18 @@ async def test_a_copy_between_directories_that_goes_on_is_waited_for(mirror):
     check_layout(mirror.disk)
 
 
+@pytest.mark.parametrize("glob", ["*", "v1"])
+async def test_an_image_that_others_brought_inside_gets_the_artifacts_of_its_platforms(
+    mirror, glob
+):
+    index = mirror.push("v1", mirror.seed.index([child := mirror.seed.image()]))
+    artifact = mirror.attach(child)
+    await mirror.outside(V1)
+    index.load_into(mirror.target.app, "app", "v1")
+    assert (await mirror.inside({"from": "app", "tags": tags(glob)})).statuses() == ["synced"]
+    assert mirror.holds(artifact)
+
+
 async def test_repositories_of_a_layout_share_what_they_hold(mirror):
     """Also where both are on their way."""
     layer = mirror.seed.blob(2_000_000)
