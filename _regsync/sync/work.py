@@ -533,15 +533,15 @@ class Scheduler:
                 return True
             if not may_lack_part(refusal) or image.restarts == _MOST_RESTARTS:
                 raise refusal
-            if not is_checked:
+            pause = next(pauses, None) if _reports_missing_part(refusal) else None
+            if not is_checked and (pause is None or self._parts_at_target(job)[1]):
                 # The state may be wrong, or a probing POST was answered wrongly.
                 is_checked = True
                 with suppress(SyncError):  # the refusal is what the user has to know
                     if await self._forget_absent_parts(job):
                         image.restarts += 1
                         return False
-            pause = next(pauses, None)
-            if pause is None or not _reports_missing_part(refusal):
+            if pause is None:
                 raise refusal
             await anyio.sleep(pause)  # the target may not see yet what it has just taken
 
@@ -566,6 +566,15 @@ class Scheduler:
             await job.image.target.put_child(child)
         self._record_put(job, child)
 
+    def _parts_at_target(self, job: Job) -> tuple[list[str], list[str]]:
+        """Return the parts of an image that its target has to have before the manifests which it still
+        puts, and those of them that no answer of this run has shown there.
+        """
+        tree, own = job.image.tree, {claim.digest for claim in job.open}
+        children = (child.digest for each in tree.manifests for child in each.children)
+        parts = [*tree.blobs, *(child for child in dict.fromkeys(children) if child not in own)]
+        return parts, [part for part in parts if not self._known.is_confirmed(job.where, part)]
+
     async def _forget_absent_parts(self, job: Job) -> bool:
         """Ask the target for the parts of an image that no answer of this run has shown there, or
         for all of them if there are none. If one is absent, it is forgotten with all manifests of
@@ -573,8 +582,6 @@ class Scheduler:
         """
         tree, target, known = job.image.tree, job.image.target, self._known
         blobs = tree.blobs
-        children = (child.digest for each in tree.manifests for child in each.children)
-        parts = [*blobs, *dict.fromkeys(children)]
 
         async def is_absent(digest: str) -> bool:
             if digest not in blobs:
@@ -586,7 +593,8 @@ class Scheduler:
                 return not known.is_confirmed(job.where, digest)
             return not has_blob
 
-        asked = [part for part in parts if not known.is_confirmed(job.where, part)] or parts
+        parts, unconfirmed = self._parts_at_target(job)
+        asked = unconfirmed or parts
         answers = await gather(partial(is_absent, digest) for digest in asked)
         absent = [digest for digest, answer in zip(asked, answers, strict=True) if answer]
         for manifest in tree.manifests if absent else ():
