@@ -246,6 +246,8 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
 
     `reference` is `HOST/REPOSITORY[:TAG][@DIGEST]`.
     """
+    if status < 400:
+        return "check whether a proxy or a login page answers in place of the registry"
     if status == 429:
         return "run again later, or log in with an account that has a higher limit"
     if status >= 500:
