@@ -447,6 +447,21 @@ async def test_a_put_that_breaks_whenever_it_is_tried_is_followed_by_one_patch(
         assert sent == [SIZE]
 
 
+@pytest.mark.parametrize("status", [400, 405, 416])
+async def test_a_registry_that_takes_no_chunks_gets_none_after_the_line_broke_twice(
+    transfer, status
+):
+    """Neither for the rest of the day."""
+    way = transfer(SIZE, to="ghcr")
+    way.on_body(SIZE, "PUT").first(2).drop(after=MIB, reset=True)
+    way.taker.faults.on("PATCH", "upload").status(status, "UNSUPPORTED", early=True)
+    way.arrived(await way.copy())
+    more = way.push_layers("v2", SIZE + 1)
+    assert (await way.copy()).status == 0
+    way.is_there(more)
+    way.taker.journal.matching("PATCH", "upload").exactly(1)
+
+
 @pytest.mark.parametrize(
     ("to", "method", "size", "other"),
     [("gar_open", "PUT", SIZE, "PATCH"), ("acr", "PATCH", BIG, "PUT")],

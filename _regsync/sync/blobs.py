@@ -545,6 +545,7 @@ class BlobCopy:
         # The body of this attempt that ends the upload. None: none was sent.
         self.last_body: Body | None = None
         self.resets = 0  # connections that the target broke in a PUT of the whole blob
+        self.takes_chunks = target.dialect.takes_chunks
 
     async def run(self) -> BlobResult:
         """Copy the blob. No more uploads of large blobs are open than there may be."""
@@ -625,7 +626,7 @@ class BlobCopy:
         """Return the most bytes that one request to the target may carry, or 0 for no limit."""
         if self.target.dialect.put_limit:
             return self.target.dialect.put_limit
-        refused_size = self._refused_size()
+        refused_size = self._refused_size() if self.takes_chunks else None
         return CHUNK if refused_size is not None and self.blob.size >= refused_size else 0
 
     def _refused_size(self) -> int | None:
@@ -838,13 +839,20 @@ class BlobCopy:
             self._known.learn(self.where.host, "smallest_patch", size)
             self._give_up()
             return
+        is_refusal = isinstance(error, RegistryError) and not error.retryable
+        if is_refusal and error.side is Side.TARGET and self.upload.in_chunks and self.takes_chunks:
+            # What taught us to send chunks may have been the network's doing.
+            self._known.learn(self.where.host, "smallest_patch", None)
+            self.takes_chunks = False
+            self._give_up()
+            return
         await self.tries.wait(error)
 
     def _needs_chunks(self, error: SyncError) -> bool:
         """Report whether a PUT was refused in a way that chunks may help against."""
         upload = self.upload
         has_begun = self.last_body is not None and self.last_body.has_begun and not upload.offset
-        is_put = has_begun and not upload.in_chunks and self.target.dialect.takes_chunks
+        is_put = has_begun and not upload.in_chunks and self.takes_chunks
         if not is_put or is_session_gone(error):
             return False
         if isinstance(error, RegistryError):
