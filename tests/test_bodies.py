@@ -535,14 +535,13 @@ REFUSED = pytest.mark.provokes("manifest_refused", "refused_as_wrong")
 IMMUTABLE = ["TAG_INVALID", "ImageTagAlreadyExistsException"]
 
 
-def saying(site: App, code: str) -> None:
+def saying(site: App, code: str, status: int = 400) -> None:
     """Let a registry refuse a tag that never moves by this code."""
 
     def amend(request: Request, answer: Answer) -> Answer:
         is_refusal = isinstance(answer, Response) and answer.status == 400
-        return (
-            error(400, code, "it exists") if is_refusal and request.kind == "manifest" else answer
-        )
+        is_of_tag = request.kind == "manifest" and is_refusal
+        return error(status, code, "it exists") if is_of_tag else answer
 
     site.amend = amend
 
@@ -602,6 +601,23 @@ async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
     ran = await way.copy()
     assert (ran.status, ran.statuses(), ran.err) == (0, ["synced"], "")
     way.taker.journal.matching("PUT", "manifest").exactly(2)
+
+
+@REFUSED
+@pytest.mark.parametrize("status", [409, 412])
+async def test_a_tag_that_a_gateway_lost_and_harbor_does_not_let_move_is_synced(transfer, status):
+    way = transfer(SIZE, immutable_tags=True)
+    saying(way.taker, "PRECONDITION", status)
+    way.taker.faults.on("PUT", "manifest", reference="v1").first().status(504, at="answer")
+    way.arrived(await way.copy())
+    # Another image fails, and its parts are not looked for.
+    way.push_layers("v1", SIZE + 1)
+    way.taker.journal.clear()
+    ran = await way.copy()
+    assert ran.statuses() == ["failed"]
+    assert f"status {status}: PRECONDITION" in only(ran.failed)
+    way.taker.journal.matching("HEAD", "manifest").exactly(2)
+    way.taker.journal.matching("HEAD", "blob").none()
 
 
 def created(site: App, *names: str) -> None:

@@ -199,4 +199,7 @@ def is_immutable(error: RegistryError) -> bool:
     """Report whether a manifest was refused because its tag exists and is immutable (docs/design.md
     section 9).
     """
+    is_of_tag = "@" not in (error.reference or "")
+    if is_of_tag and error.status in (409, 412):  # Harbor says 412 PRECONDITION
+        return True
     return "TAG_INVALID" in error.codes or "ImageTagAlreadyExistsException" in error.message
