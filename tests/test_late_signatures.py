@@ -404,10 +404,10 @@ async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_
     other.journal.matching("POST").none()
 
 
-async def test_artifacts_of_platforms_count_as_required_after_a_later_look(world, tmp_path):
-    """The later look asks for nothing, because no artifact refers to a trimmed index; that there were
-    some below is still known.
-    """
+async def test_with_platforms_a_later_look_asks_for_what_refers_to_those_that_are_kept(
+    world, tmp_path
+):
+    """No artifact refers to a trimmed index itself; those below count as required, too."""
     mirror = Late(world, tmp_path, images=0)
     images = [mirror.seed.image(architecture=each) for each in ("amd64", "arm64")]
     mirror.load(mirror.seed.index(images), "v0")
@@ -415,9 +415,16 @@ async def test_artifacts_of_platforms_count_as_required_after_a_later_look(world
     mapping = {"from": "app", "tags": tags("v*"), "platforms": ["linux/amd64"]}
     mapping["artifacts"] = {"require_artifacts": True}
     assert (await mirror.sync(mapping)).status == 0
-    await anyio.sleep(2 * HOUR)
+    late, other = map(mirror.attach, images)
     assert (await mirror.sync(mapping)).statuses() == ["skipped"]
     assert mirror.questions == 0
+    await anyio.sleep(2 * HOUR)
+    assert (await mirror.sync(mapping)).statuses() == ["synced"]
+    assert (mirror.holds(late), mirror.holds(other)) == (True, False)
+    await anyio.sleep(8 * HOUR)
+    assert (await mirror.sync(mapping)).statuses() == ["skipped"]
+    assert (mirror.questions, mirror.source.journal.count("GET", "manifest")) == (1, 1)
+    assert asked(mirror.target) == {"HEAD manifest": 1}
 
 
 @pytest.mark.parametrize("is_there", [False, True])

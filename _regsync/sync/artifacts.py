@@ -497,8 +497,8 @@ class Referrers:
         search = _search_at_source(mapping, source)._replace(
             copies=copies, image_digest=digest, listing_hash="" if is_deep else listing_hash
         )
-        subjects = [] if lookup.is_trimmed else [digest]
-        if is_deep:
+        subjects = [digest]
+        if is_deep or lookup.is_trimmed:  # no artifact refers to a trimmed index itself
             subjects = await self._copied_subjects(mapping, lookup)
         copied = await self._find_transitively(search, subjects)
 
