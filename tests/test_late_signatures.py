@@ -13,7 +13,7 @@ import pytest
 from conformance.memory import Link
 from conformance.walks import referrers_tag
 from tests.ends import Ran, Virtual, stopped_at, tags
-from tests.mirrors import SignedMirror, asked
+from tests.mirrors import SIGNATURE, SignedMirror, asked
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 WITHOUT_API = {"referrers_api": False}
@@ -105,6 +105,27 @@ async def test_a_late_signature_arrives_when_its_look_is_due(mirror):
     await anyio.sleep(10 * MINUTE)
     await mirror.skip()
     assert (mirror.questions, mirror.source.journal.count("GET", "manifest")) == (1, 0)
+
+
+@pytest.mark.parametrize("tag", ["", ".sig"])
+async def test_platforms_are_asked_about_again_when_their_index_has_a_new_signature(
+    world, tmp_path, tag
+):
+    mirror = Late(world, tmp_path, images=0)
+    images = [mirror.seed.image(architecture=each) for each in ("amd64", "arm64")]
+    mirror.images = [mirror.push("v0", mirror.seed.index(images)), *images]
+    await mirror.look()
+    await anyio.sleep(6 * MINUTE)
+    await mirror.skip()
+    assert (mirror.questions, mirror.source.journal.count("GET", "manifest")) == (1, 0)
+    names = [[mirror.cosign(number)] if tag else [] for number in range(3)]
+    late = [
+        mirror.attach(image, SIGNATURE, *each)
+        for image, each in zip(mirror.images, names, strict=True)
+    ]
+    await anyio.sleep(6 * MINUTE)
+    await mirror.look()
+    assert [mirror.holds(each) for each in late] == [True] * 3
 
 
 @pytest.mark.parametrize("how", ["copied", "found there", "copied again"])

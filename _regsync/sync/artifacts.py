@@ -497,8 +497,11 @@ class Referrers:
         search = _search_at_source(mapping, source)._replace(
             copies=copies, image_digest=digest, listing_hash="" if is_deep else listing_hash
         )
+        # Who signs an image late signs its platforms with it.
+        has_news = any(check.last and check.listing_hash != listing_hash for _, check in records)
         subjects = [digest]
-        if is_deep or lookup.is_trimmed:  # no artifact refers to a trimmed index itself
+        # No artifact refers to a trimmed index itself.
+        if is_deep or has_news or lookup.is_trimmed:
             subjects = await self._copied_subjects(mapping, lookup)
         copied = await self._find_transitively(search, subjects)
 
