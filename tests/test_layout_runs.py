@@ -177,6 +177,21 @@ async def test_an_empty_disk_each_week_gets_what_the_receipt_does_not_name(thin)
         shutil.rmtree(thin.disk)
 
 
+async def test_through_a_diode_a_late_signature_comes_in_with_the_first_disk_that_has_it(thin):
+    """The receipt is made outside, so that the next disk leaves the signature's blobs out."""
+    image = thin.push("v1")
+    thin.assume()
+    for week in range(5):
+        if week == 3:
+            signature = thin.attach(image)
+        assert (await thin.thin()).status == 0
+        await thin.receipt()
+        assert (await thin.inside(ALL)).status == 0
+        shutil.rmtree(thin.disk)
+        await anyio.sleep(7 * 86_400 - 60)  # a bit too early for a look at another source
+    assert thin.holds(signature)
+
+
 @pytest.mark.provokes("source_written", "blob_pulled_twice", "manifest_invented")
 @pytest.mark.parametrize(
     ("repository", "mounts"), [("app", True), ("old/app", True), ("old/app", False)]

@@ -439,6 +439,10 @@ class Referrers:
                 is_due = is_due_without_state(lookup.source_digest, now)
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
+        # It costs no request there, and the next disk may lack what this one has brought.
+        if lookup.source.is_local:
+            return SearchDepth.DEEP
+
         kept = [check for key, check in records if key]  # nothing about image layouts
         if self._has_state and kept:
             listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
