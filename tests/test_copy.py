@@ -390,6 +390,19 @@ async def test_several_targets_read_each_blob_of_the_source_once(world, tmp_path
     check_least(copies, Repository("app", {"v1": image}, [{}] * 3, is_listed=False))
 
 
+async def test_mappings_of_one_source_to_several_targets_read_each_blob_once(world, tmp_path):
+    """Where the image has another name at each target, each has a mapping of its own."""
+    copies = CopyMirror(world, tmp_path, "t1", "t2")
+    image = copies.push("v1", copies.seed.image(sizes=(900, 1_500_000)))
+    rule = {"from": "app", "tags": tags("v1")}
+    ran = await copies.sync(
+        *({**rule, "to": f"{to}/app", "targets": [to]} for to in copies.targets)
+    )
+    assert ran.statuses() == ["synced"] * 2
+    assert all(held(place, f"{to}/app", image) for to, place in copies.targets.items())
+    assert asked(copies.source) == {"GET manifest": 1, "GET blob": 3}
+
+
 @pytest.mark.provokes("blob_pulled_twice")
 async def test_a_blob_that_may_not_be_staged_is_read_by_each_target(world, tmp_path):
     copies = CopyMirror(world, tmp_path, "t1", "t2")

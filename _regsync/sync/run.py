@@ -136,8 +136,13 @@ class Run:
         staging = None
         if config.cache_dir is not None and self._state.is_writer:
             staging = f"{config.cache_dir}/staged"
+        # By source repository, the targets of all mappings from it.
+        self._targets_of = defaultdict[object, set[str]](set)
+        for mapping in config.mappings:
+            source_key = mapping.source.repository_key(mapping.source_repository)
+            self._targets_of[source_key].update(target.authority for target in mapping.targets)
         limit = config.staging_size_limit
-        if all(len(mapping.targets) == 1 for mapping in config.mappings):
+        if all(len(targets) == 1 for targets in self._targets_of.values()):
             limit = 0  # with one target nothing is written to disk
         self._staging = Staging(staging, limit)
         blobs: Blobs | DryRun = Blobs(transport, self._knowledge, self._staging)
@@ -414,7 +419,9 @@ class Run:
         self._report_tags(wanted, kept, status="skipped", reason="immutable_tag")
         lookup = lookup._replace(targets=tuple(tag for tag in lookup.targets if tag not in kept))
         if lookup.targets:
-            copies = _copies_of(mapping, lookup, began)
+            source_key = mapping.source.repository_key(mapping.source_repository)
+            has_several_targets = len(self._targets_of[source_key]) > 1
+            copies = _copies_of(lookup, began, has_several_targets=has_several_targets)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             if self._report.is_dry_run:
                 await self._foretell_stripped(mapping, lookup, copies)
@@ -623,7 +630,9 @@ class Run:
         self._emit(outcome)
 
 
-def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
+def _copies_of(
+    lookup: TagLookup, lookup_began: float, *, has_several_targets: bool
+) -> list[ImageCopy]:
     """Create the copies of an image, one for each target that was looked up."""
     copies = []
     for tag in lookup.targets:
@@ -642,7 +651,7 @@ def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> 
                 began=lookup_began,
                 already_at_target=tag.digest == lookup.digest,
                 error=tag.error,
-                has_several_targets=len(mapping.targets) > 1,
+                has_several_targets=has_several_targets,
             )
         )
     return copies
