@@ -592,6 +592,8 @@ class Knowledge:
         self._file = file or StateFile(None, lambda *_: None)
         self._now = now
         self._max_age = ttl or math.inf  # seconds
+        # A snapshot is no evidence of what a target holds: it says what to ask, and what to compare.
+        self._tag_age = max(self._max_age, _CHECK_SECONDS)
         # Entries in use are written again when they are older than this, in seconds. So most runs
         # without changes write nothing.
         self._renewal_age = self._max_age / 4
@@ -925,7 +927,7 @@ class Knowledge:
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return the snapshot with this name. Returns None if there is none, or if it is too old."""
         match self._file.note(_TAG + name):
-            case [str(source), str(pushed)], at if self._is_young(at, self._max_age):
+            case [str(source), str(pushed)], at if self._is_young(at, self._tag_age):
                 with contextlib.suppress(ContentError):
                     return Snapshot(check_digest(source), check_digest(pushed))
         return None
@@ -933,7 +935,7 @@ class Knowledge:
     def record_snapshot(self, name: bytes, snapshot: Snapshot) -> None:
         """Record what a tag names at its source and at its target, unless that was done lately."""
         value, at = self._file.note(_TAG + name)
-        is_up_to_date = value == [*snapshot] and self._is_young(at, self._renewal_age)
+        is_up_to_date = value == [*snapshot] and self._is_young(at, self._tag_age / 4)
         if name and not is_up_to_date:
             self._file.put_note(_TAG + name, [*snapshot], int(self._now()))
 
@@ -994,7 +996,7 @@ class Knowledge:
             self._file.write(_SWEEP, [(now - self._max_age,)])
             self._file.write(_SWEEP_ORPHANS, [()])
             ages = {
-                _TAG: self._max_age,
+                _TAG: self._tag_age,
                 _LOOK: _CHECK_SECONDS,
                 _FACT: _FACT_SECONDS,
                 _SEEN: _SEEN_SECONDS,

@@ -420,17 +420,29 @@ async def test_what_an_unchanged_tag_names_is_mounted_without_a_state(mirror, is
 
 
 @pytest.mark.parametrize(
-    ("ttl", "hours", "is_warm"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)]
+    ("ttl", "hours", "is_believed"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)]
 )
-async def test_what_is_older_than_cache_ttl_is_asked_again(mirror, ttl, hours, is_warm):
+async def test_what_is_older_than_cache_ttl_is_asked_again(mirror, ttl, hours, is_believed):
+    """Here no tag is asked for whose answer would vouch for the layer."""
+    layer, top = mirror.seed.blob(LARGE), {"global": {"cache_ttl": ttl}}
+    for tag in ("v0", "v1"):
+        mirror.push(tag, mirror.seed.image(layers=[layer, mirror.seed.blob(9)]))
+        await mirror.bring({**ALL, "tags": tags("*", immutable_tags="*")}, **top)
+        await anyio.sleep(hours * HOUR)
+    heads = mirror.target.journal.matching("HEAD", "blob", reference=digest_of(layer))
+    heads.exactly(0 if is_believed else 1)
+
+
+@pytest.mark.parametrize(("days", "is_known"), [(390, True), (410, False)])
+async def test_a_copied_tag_is_known_for_longer_than_cache_ttl(mirror, days, is_known):
+    """Nothing is believed because of it: both ends are asked."""
     mirror.push("v0")
     mirror.push("v1")
-    top = {"global": {"cache_ttl": ttl}}
-    await mirror.bring(ALL, **top)
-    await anyio.sleep(hours * HOUR)
-    assert (await mirror.bring(ALL, **top)).statuses() == ["skipped"] * 2
-    how = "HEAD manifest" if is_warm else "GET manifest"
-    lists = {} if is_warm else {"GET tag_list": 1}
+    await mirror.bring(ALL)
+    await anyio.sleep(days * 24 * HOUR)
+    assert (await mirror.bring(ALL)).statuses() == ["skipped"] * 2
+    how = "HEAD manifest" if is_known else "GET manifest"
+    lists = {} if is_known else {"GET tag_list": 1}
     assert asked(mirror.source) == {"GET tag_list": 1, how: 2}
     assert asked(mirror.target) == {**lists, "HEAD manifest": 2}
 

@@ -289,7 +289,7 @@ def test_notes_of_another_form_are_passed_over(state, value):
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
     name, keys = hashed_key("a"), Snapshot(TOP, CHILD)
-    for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 7 * HOUR, NOW + 7 * HOUR)):
+    for now, written in ((NOW, NOW), (NOW + 99 * DAY, NOW), (NOW + 101 * DAY, NOW + 101 * DAY)):
         with state.known(now) as known:
             known.record_snapshot(name, keys)
             known.record_snapshot(b"", keys)
@@ -297,11 +297,11 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
             assert known.snapshot(b"") is None
         notes = dict(state.sql("SELECT key, at FROM note"))
         assert notes[b"tag " + name] == written
-    with state.known(NOW + 32 * HOUR) as known:
+    with state.known(NOW + 502 * DAY) as known:
         assert known.snapshot(name) is None
 
 
-def test_a_look_outlives_every_other_entry(state):
+def test_looks_and_snapshots_outlive_every_other_entry(state):
     name = hashed_key("a")
     with state.known() as known:
         made = ArtifactCheck(0, 0, True, 3, "0123456789abcdef")
@@ -315,7 +315,7 @@ def test_a_look_outlives_every_other_entry(state):
         assert known.artifact_check(name).first == NOW
     assert state.sql("SELECT count(*) FROM held") == [(0,)]
     notes = sorted(key.split()[0] for (key,) in state.sql("SELECT key FROM note"))
-    assert notes == [b"look", b"swept"]
+    assert notes == [b"look", b"swept", b"tag"]
 
 
 # The file.
