@@ -152,6 +152,21 @@ async def test_sources_share_tokens_however_late_their_turn_is(world, tmp_path, 
     assert (ran.status, len(ran.images), tokens.requests) == (0, 80, 5)
 
 
+@pytest.mark.provokes("credential_unasked")  # the challenge was sent in the first run
+async def test_targets_that_are_known_share_tokens_from_the_first_request_on(
+    world, tmp_path, tokens
+):
+    mirror = Mirror(world, tmp_path, of={"target": {"auth": tokens}})
+    names = [f"app{number}" for number in range(8)]
+    for name in names:
+        mirror.push("v1", repository=name)
+    mappings = [{"from": name} for name in names]
+    await mirror.sync(*mappings, registries=with_login("target"))
+    requests = tokens.requests
+    assert (await mirror.run("sync")).statuses() == ["skipped"] * 8
+    assert tokens.requests == requests + 1
+
+
 async def test_no_token_service_chooses_what_a_report_shows(world, tmp_path):
     """By a token that is a word of reports."""
 

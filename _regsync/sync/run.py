@@ -25,7 +25,7 @@ from _regsync.errors import Side, SyncError
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, Snapshot, StateFile
+from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile
 from _regsync.sync.artifacts import Artifact, Referrers, explain_refusal
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
@@ -180,9 +180,14 @@ class Run:
     async def sync(self, stop: anyio.Event) -> None:
         """Copy the images that the mappings select. If `stop` is set, the run drains and ends."""
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
-        # All sources are opened before the first request, so that one token is for several of them.
+        # All sources are opened before the first request, so that one token is for several of them;
+        # and the targets that exist, for Quay makes a repository when push is asked for.
         for mapping in self._config.mappings:
             self._discovery.source_of(mapping)
+            for target in mapping.targets:
+                name = mapping.target_repository
+                if RepositoryKey(target.authority, name) in self._state.old_places:
+                    self._discovery.repository(target, name, Side.TARGET)
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
         groups = group_mappings(self._config.mappings)
