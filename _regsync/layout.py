@@ -404,6 +404,7 @@ class Layout:
     """One directory. It is the host of its repositories, which share one store of blobs."""
 
     can_resume = True
+    stop_error = None
 
     def __init__(
         self,

@@ -152,6 +152,25 @@ async def test_sources_share_tokens_however_late_their_turn_is(world, tmp_path, 
     assert (ran.status, len(ran.images), tokens.requests) == (0, 80, 5)
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_nothing_is_asked_of_the_source_for_a_target_that_is_given_up(
+    world, tmp_path, tokens, is_away
+):
+    """Each manifest may count against a quota, which the next run needs."""
+    mirror = Mirror(world, tmp_path, of={"target": {"auth": tokens}})
+    for number in range(20):
+        mirror.push(f"v{number}")
+    target = with_login("target")["target"]
+    if is_away:
+        mirror.target.app.faults.on("GET", "tag_list").status(503)
+    else:
+        target["credentials"] = {"username": USER, "password": "not-the-right-one"}
+    ran = await mirror.sync({"from": "app"}, registries={"target": target})
+    assert ran.statuses() == ["failed"] * 20
+    assert {each["error"]["side"] for each in ran.images} == {"target"}
+    assert mirror.source.journal.summary() == {"GET tag_list": 1}
+
+
 @pytest.mark.provokes("credential_unasked")  # the challenge was sent in the first run
 async def test_targets_that_are_known_share_tokens_from_the_first_request_on(
     world, tmp_path, tokens

@@ -329,6 +329,11 @@ class RegistryClient:
         self.authenticator.refusal = error.copy_without_context()
         self.limits.wake()
 
+    @property
+    def stop_error(self) -> SyncError | None:
+        """The error with which all further requests of this run fail, or None."""
+        return self.authenticator.refusal or self.limits.stop_error
+
     def _raise_if_stopped(self) -> None:
         if self.authenticator.refusal is not None:
             raise self.authenticator.refusal.copy_without_context()

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from _regsync.config import Registry
-from _regsync.errors import RegistryError, Side
+from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
@@ -28,6 +28,10 @@ class Host(Protocol):
 
     # Whether an upload session can report how many bytes it has received (rule 16).
     can_resume: bool
+
+    @property
+    def stop_error(self) -> SyncError | None:
+        """The error with which all further requests of this run fail, or None."""
 
     @property
     def key(self) -> str:

@@ -401,6 +401,11 @@ class Run:
         tags = [tag for tag in tags if tag not in skipped]
         if not tags:
             return
+        errors = [_stop_error_of(tag) for tag in tags]
+        if all(errors) and not self._config.has_ages:  # the source would be asked in vain
+            for tag, stop_error in zip(tags, errors, strict=True):
+                self._report_tags(wanted, [tag], status="failed", error=stop_error)
+            return
         try:
             lookup = await self._discovery.look_up(
                 mapping, wanted.tag, tags, counts_age=self._config.has_ages
@@ -633,6 +638,12 @@ class Run:
             outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
         self._report.outcomes.append(outcome)
         self._emit(outcome)
+
+
+def _stop_error_of(tag: TargetTag) -> SyncError | None:
+    """Return the error of a tag whose target is asked for nothing more in this run."""
+    error, reference = tag.target.host.stop_error, tag.target.name_of(tag.reference)
+    return error and error.copy_without_context().add_context(Side.TARGET, "look up", reference)
 
 
 def _copies_of(
