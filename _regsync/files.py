@@ -83,6 +83,16 @@ def lock(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Make files and directories that are created in the block accessible to the user only."""
+    umask = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
+@contextlib.contextmanager
 def replacing(path: str, mode: int = _OWNER_ONLY) -> Iterator[int]:
     """Create a temporary file that replaces the file at `path` if the block succeeds.
 

@@ -34,7 +34,7 @@ import anyio
 
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError
-from _regsync.files import WRITE_FLAGS, lock, remove_if_possible
+from _regsync.files import WRITE_FLAGS, lock, private_files, remove_if_possible
 from _regsync.oci import LAYOUT_SCHEME, check_digest, is_digest, is_repository, split_digest
 from _regsync.text import printable, reason_of
 
@@ -292,9 +292,10 @@ class StateFile:
         if not HAS_SQLITE:
             raise StateUnusable("this Python has no module sqlite3")
         try:
-            if may_write:
-                self._take_lock(self._directory)
-            self._connect()
+            with private_files():
+                if may_write:
+                    self._take_lock(self._directory)
+                self._connect()
         except (OSError, sqlite3.Error, UnicodeDecodeError, StateUnusable) as error:
             raise StateUnusable(f"{self._shown_directory}: {reason_of(error)}") from error
 

@@ -352,6 +352,18 @@ def begun(world, tmp_path) -> Begun:
     return Begun(world, tmp_path)
 
 
+async def test_a_disk_is_for_those_whom_the_umask_lets_read_it(mirror):
+    """The user who reads it on the other side is another one."""
+    mirror.push("v1")
+    before = os.umask(0o022)
+    try:
+        assert (await mirror.outside(V1)).status == 0
+    finally:
+        os.umask(before)
+    made = {(path.is_dir(), path.stat().st_mode & 0o777) for path in mirror.disk.rglob("*")}
+    assert made == {(True, 0o755), (False, 0o644)}
+
+
 @pytest.mark.parametrize(
     "left", [lambda body: body[:HALF], lambda body: body, lambda _: b"x" * (SIZE + 1)]
 )

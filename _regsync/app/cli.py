@@ -446,10 +446,7 @@ async def run(argv: Sequence[str], closed_reason: str = "") -> int:
         outcome = begin(argv, closed_reason, console)
         if isinstance(outcome, int):
             return outcome
-        from _regsync.app.environment import private_files
-
-        with private_files():
-            return await outcome()
+        return await outcome()
     except (Exception, KeyboardInterrupt) as error:
         return report_error(console, error)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -114,16 +114,6 @@ def report_document(
     }
 
 
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Make files and directories that are created in the block accessible to the user only."""
-    umask = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(umask)
-
-
 def run_async(work: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine in a new event loop. Returns its exit status."""
     # Each request allocates and frees some hundred objects. With the default threshold of 700, the
@@ -131,8 +121,7 @@ def run_async(work: Callable[[], Awaitable[int]]) -> int:
     thresholds = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
     try:
-        with private_files():
-            return anyio.run(work, backend="asyncio")
+        return anyio.run(work, backend="asyncio")
     finally:
         gc.set_threshold(*thresholds)
 
