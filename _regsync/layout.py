@@ -103,7 +103,7 @@ _LEFT_OUT = "dev.regsync.left-out"
 
 # Hints for errors of the system.
 _REMEDIES = {
-    errno.EACCES: "let this user write there, or name another directory",
+    errno.EACCES: "let this user read there (and write, if it is a target), or name another directory",
     errno.EFBIG: "FAT32 holds no file above 4 GiB: format the device with exFAT, ext4 or NTFS",
     errno.ENOENT: "mount the disk, or make the directory above it",
     errno.EIO: "check the device, and whether it is still there; then run again",

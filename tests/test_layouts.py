@@ -6,6 +6,7 @@ or thin in test_layout_runs (docs/design.md section 13).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -651,6 +652,20 @@ async def test_a_disk_that_is_not_mounted_is_not_written_below_its_mount_point(m
     assert "No such file or directory" in only(ran.failed)
     assert "hint: mount the disk, or make the directory above it" in ran.err
     assert not mirror.disk.exists()
+
+
+async def test_of_a_disk_that_may_not_be_read_a_user_needs_no_right_to_write(mirror, monkeypatch):
+    os_open = os.open
+
+    def refuses(path: str, *flags: int) -> int:  # root may read all
+        if path.endswith("index.json"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return os_open(path, *flags)
+
+    monkeypatch.setattr(os, "open", refuses)
+    ran = await mirror.copy(f"{mirror.layout}//app:v1", "http://target.test/app:v1")
+    assert "index.json: Permission denied" in only(ran.failed)
+    assert "hint: let this user read there (and write, if it is a target)" in ran.err
 
 
 async def test_a_disk_without_images_is_a_warning(mirror):
