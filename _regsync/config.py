@@ -283,7 +283,7 @@ def parse_registry_url(text: str) -> RegistryAddress:
     without_query = text.partition("?")[0]  # a query may hold a secret
     problem = ValueError(
         f"{without_query!r} is not a registry address: write HOST, HOST:PORT, [IPV6]:PORT or"
-        " http://HOST, and nothing behind it"
+        " http://HOST, and nothing behind it, or oci-layout:PATH"
     )
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:

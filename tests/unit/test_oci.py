@@ -174,6 +174,7 @@ NO_REFERENCES = {
     "cannot be verified": [f"a@blake3:{HEX}"],
     "leave out the tag": [f"a:b@sha256:{HEX}"],
     "'-a.com' is not a registry address": ["-a.com/b"],
+    "nothing behind it, or oci-layout:PATH": ["oci:/disk/app:v1", "./disk/app"],
     "cannot hold a user name or password": ["https://me:secret@example.com/a", "me:secret@example.com/a:b"],
 }  # fmt: skip
 
