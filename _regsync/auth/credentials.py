@@ -109,9 +109,10 @@ def find_credential(
                 return credential
     if auth_type is None:
         return None  # the configuration does not require a login
+    remedy = "log in with a container client" if uses_files else "set GITHUB_TOKEN"
     raise AuthError(
         f"registry {registry.alias!r}: no credentials for {registry.authority}; looked at {', '.join(tried_sources)}",
-        hint="log in with a container client, or use auth_type: basic with credentials",
+        hint=f"{remedy}, or use auth_type: basic with credentials",
         fatal=True,
     )
 

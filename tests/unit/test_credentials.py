@@ -193,10 +193,11 @@ def test_places_without_variables_are_the_home_directorys(monkeypatch):
     ("method", "places"),
     [("docker_config", (VARIABLE, DOCKER, PODMAN)), ("ghcr", ("variable GITHUB_TOKEN",))],
 )
-def test_a_named_source_that_yields_nothing_names_every_place(method, places):
+def test_a_named_source_that_yields_nothing_names_every_place_and_what_helps(method, places):
     with pytest.raises(AuthError) as caught:
         find(registry(auth_type=method))
     assert all(place in caught.value.message for place in places)
+    assert ("container client" in caught.value.hint) == (method == "docker_config")
     assert caught.value.fatal
 
 
