@@ -227,7 +227,7 @@ class StateFile:
     - closed: nothing is known of earlier runs. Notes are kept in memory, until they can be written.
     """
 
-    def __init__(self, directory: str | None, log: Callable[[str, str, str], object]) -> None:
+    def __init__(self, directory: str | None, log: Callable[..., object]) -> None:
         """Keep the state in a directory, or only in memory if it is None."""
         self._directory = directory
         self._shown_directory = printable(directory or "")  # for messages
@@ -273,15 +273,15 @@ class StateFile:
             self._open(may_write=may_write)
         except StateUnusable as error:
             self._close_file()
+            hint = (
+                "set `cache_dir` in `global` to a directory that this user may write and that stays"
+                " from run to run (an absolute one if the configuration comes from standard input)"
+            )
             if is_needed:
-                raise ConfigError(
-                    f"`min_age` counts from a state, and none is kept: {error}",
-                    hint="set `cache_dir` in `global` to a directory that this user may write and that"
-                    " stays from run to run (an absolute one if the configuration comes from standard"
-                    " input)",
-                ) from error
-            level = "warning" if HAS_SQLITE else "info"
-            self._log(level, "state", f"no state is kept: {error}")
+                text = f"`min_age` counts from a state, and none is kept: {error}"
+                raise ConfigError(text, hint=hint) from error
+            level, hints = ("warning", {"hint": hint}) if HAS_SQLITE else ("info", {})
+            self._log(level, "state", f"no state is kept: {error}", **hints)
         else:
             self._is_loaded = True
 

@@ -269,6 +269,7 @@ async def test_without_a_directory_the_state_lives_in_the_process(stage, tmp_pat
     ran = await stage.watch(None, None, None)
     assert stage.asked[1:] == [QUIET_3] * 3
     assert len(lines(ran, "warning: no state")) == 1
+    assert len(lines(ran, "hint: set `cache_dir`")) == 1
 
 
 @pytest.mark.parametrize("days", [400, -400])

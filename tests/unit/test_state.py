@@ -51,7 +51,7 @@ class State:
 
     def file(self):
         return StateFile(
-            str(self.directory), lambda level, _, text: self.said.append((level, text))
+            str(self.directory), lambda level, _, text, **hint: self.said.append((level, text))
         )
 
     @contextmanager
