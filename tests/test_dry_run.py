@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from conformance.tokens import TokenService
+from conformance.walks import referrers_tag
 from tests.ends import Ran, tags
 from tests.mirrors import SBOM, WRITES, Mirror, asked
 from tests.published import check
@@ -151,6 +152,18 @@ async def test_a_dry_run_names_all_artifacts_that_stay_behind(mirror, rule, copi
         report = await mirror.foretell({**V1, **rule})
         assert report.images[0]["artifacts"]["stripped"] == len(left)
         await mirror.sync({**V1, **rule})
+
+
+async def test_whoever_filters_is_told_the_types_of_what_stays_behind(mirror):
+    """Of an image under a tag of cosign's those of its config and layers, which have been read."""
+    signed = mirror.push("v1")
+    signature = mirror.push(f"{referrers_tag(signed.top)}.sig")
+    rule = {"from": "app", "tags": tags("v*"), "artifacts": {"include": [SBOM]}}
+    told = (await mirror.foretell(rule, text=True)).out
+    config, layers = (signature.document[key] for key in ("config", "layers"))
+    types = ", ".join(sorted({config["mediaType"], *(each["mediaType"] for each in layers)}))
+    assert f"- would strip {referrers_tag(signed.top)}.sig ({types}) of {signed.top}" in told
+    mirror.source.journal.matching("GET", "manifest").exactly(2)  # the image, its signature
 
 
 @pytest.mark.parametrize("rule", [NO_ARTIFACTS, {"platforms": ["linux/amd64"]}])

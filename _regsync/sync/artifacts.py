@@ -102,7 +102,7 @@ class Artifact(NamedTuple):
         return self.tag or self.digest
 
     def __str__(self) -> str:
-        return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
+        return f"{self.reference} ({', '.join(sorted(self.types)) or 'type not read'}) of {self.subject}"
 
 
 class Search(NamedTuple):
@@ -566,7 +566,9 @@ class Referrers:
         rule = mapping.artifacts
         if rule.enabled and not (rule.include or rule.exclude or mapping.platforms):
             return ()
-        everything = mapping._replace(platforms=None, artifacts=ArtifactRule())
+        # A type that nothing has rejects nothing, and has types read: whoever filters wants to know them.
+        no_filter = ArtifactRule(exclude=("",) if rule.include or rule.exclude else ())
+        everything = mapping._replace(platforms=None, artifacts=no_filter)
         whole = lookup._replace(tree=None, digest=lookup.source_digest)
         copied = await self.find_at_source(mapping, lookup) if rule.enabled else []
         copied_references = {artifact.reference for artifact in copied}
