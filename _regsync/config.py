@@ -350,6 +350,12 @@ def parse_version_range(text: str) -> str:
     return text
 
 
+def parse_artifact_type(text: str) -> str:
+    if "*" in text:  # no type has one, and a filter that nothing passes strips all signatures
+        raise ValueError(f"{text!r} is not an artifact type: write it whole, without patterns")
+    return text
+
+
 def parse_listed_platform(text: str) -> Platform:
     if text == "all":
         raise ValueError("'all' is not a platform: omit the field to copy every platform")
@@ -930,7 +936,7 @@ PATH = Field(resolve=lambda reader, path: reader.file.absolute_path(path))
 PATTERN = Field(parse_pattern)
 ALIAS = Field(resolve=Reader.find_registry)
 ALIASES = Field(item=ALIAS, if_empty="name at least one registry")
-TEXTS = Field(item=Field())
+ARTIFACT_TYPES = Field(item=Field(parse_artifact_type))
 
 # The keys of a registry that are valid with one `auth_type` only.
 _LOGIN_KEYS = {
@@ -995,8 +1001,8 @@ ARTIFACTS = Field(
     build=build_artifacts,
     keys={
         "enabled": Field(parse_flag),
-        "include": TEXTS,
-        "exclude": TEXTS,
+        "include": ARTIFACT_TYPES,
+        "exclude": ARTIFACT_TYPES,
         "require_artifacts": Field(parse_flag),
     },
 )
