@@ -81,7 +81,7 @@ def assign_tags(
                     owners[repository, tag] = mapping
                     free_targets.append(target)
                 elif owner.source_key != mapping.source_key:
-                    text = f"mappings[{owner.index}] writes this tag too, from another source"
+                    text = f"mappings[{owner.index}] writes this tag too, from another source or other platforms"
                     hint = "give one of the two mappings another `to`, or narrow its tags"
                     error = SyncError(text, hint=hint)
                     error.side = Side.TARGET
