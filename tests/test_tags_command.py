@@ -136,6 +136,12 @@ def test_without_a_rule_of_its_own_it_takes_those_of_the_mappings(
     assert source.journal.summary() == {"GET tag_list": 1}
 
 
+def test_of_a_repository_that_no_mapping_copies_all_tags_are_listed(source: Server) -> None:
+    ran = list_tags(source, "-c", "-", "-v", stdin=mirror(source))
+    assert (ran.status, ran.out.split()) == (0, [*TAGS[:-1]])
+    assert "info: no mapping copies from there" in ran.err
+
+
 def test_of_two_mappings_a_tag_is_dropped_that_neither_selects(source: Server) -> None:
     rules = {"glob": "1*", "exclude": "*-*"}, {"glob": "edge", "min_tags": 3}
     ran = list_tags(source, "-c", "-", "--json", "-v", stdin=mirror(source, *rules))

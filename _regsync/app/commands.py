@@ -403,6 +403,8 @@ def run_tags(arguments: Namespace, console: Console) -> Outcome:
         ]
         for mapping in mappings:
             console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
+        if arguments.config and not mappings:
+            console.log("info", "rule", "no mapping copies from there, so that all tags are listed")
         # Several mappings may have the same rule.
         rules = list(dict.fromkeys(mapping.tags for mapping in mappings)) or rules
     return partial(list_tags, registry, reference.repository, rules, console)
