@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -80,7 +81,7 @@ class Audit:
         self.traffic = self._found.traffic  # for the line of progress
         # By target and digest, a lock that is held while a tag is fetched that probably names this
         # digest.
-        self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
+        self._tag_reads = WeakValueDictionary[tuple[RepositoryKey, str], anyio.Lock]()
 
         self.findings = list[Finding]()
         # Images that could not be checked completely, each with its error.
@@ -229,7 +230,7 @@ class Audit:
         only a HEAD.
         """
         # Tags with the same likely digest wait until the first tag's manifest is cached.
-        async with self._tag_reads[target.key, likely_digest]:
+        async with self._tag_reads.setdefault((target.key, likely_digest), anyio.Lock()):
             if self._discovery.cached_manifest(target, likely_digest) is None:
                 return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 

@@ -28,6 +28,7 @@ from contextlib import (
 )
 from functools import cache, partial
 from io import FileIO
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.lowlevel
@@ -376,7 +377,8 @@ class Staging:
         self._memory = _Shelf(_MEMORY)
         self._disk = _Shelf(math.inf if limit is None else limit)
         self._promised = 0  # bytes of the files that are being written
-        self._locks = defaultdict[str, anyio.Lock](anyio.Lock)
+        # A lock takes 1 KiB, so it goes with its last user.
+        self._locks = WeakValueDictionary[str, anyio.Lock]()
         self.clear()  # what a killed run has left
 
     @asynccontextmanager
@@ -392,7 +394,7 @@ class Staging:
         shelves = [self._memory] if blob.size <= SMALL_BLOB else []
         if is_shared:
             shelves.append(self._disk)
-        async with self._locks[blob.digest]:
+        async with self._locks.setdefault(blob.digest, anyio.Lock()):
             found = (shelf.find(blob.digest) for shelf in shelves)
             kept = next(filter(None, found), None)
             if kept is None:
