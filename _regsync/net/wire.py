@@ -44,7 +44,8 @@ from _regsync.text import printable
 # (docs/design.md section 9, "Body path").
 PIECE = 512 * 1024
 
-# Bytes per read of a head.
+# Bytes per read of a head, for which each connection has memory, and of a body of unknown length.
+_HEAD_PIECE = 8 * 1024
 _SCRATCH = 16 * 1024
 
 # The most bytes of an answer's head. Signed locations and long challenges exceed h11's own limit of
@@ -334,8 +335,8 @@ class Connection:
         self._stream = stream
         self.on_end = on_end
         self._authority = origin.authority
-        # Memory for reading heads, and bodies that h11 parses.
-        self._scratch = memoryview(bytearray(_SCRATCH))
+        # Memory for reading heads.
+        self._scratch = memoryview(bytearray(_HEAD_PIECE))
         # Why the connection was closed, if it was closed while a task used it.
         self._closed_by: WireError | None = None
         self._begin()
@@ -552,8 +553,8 @@ class Connection:
             if not self._unparsed:
                 if not may_wait:
                     break
-                count = await self.fill(self._scratch)
-                self._unparsed = self._scratch[:count]
+                scratch = memoryview(bytearray(_SCRATCH))
+                self._unparsed = scratch[: await self.fill(scratch)]
             self._framing.receive_data(bytes(self._unparsed[:_LONGEST_LINE]))
             self._unparsed = self._unparsed[_LONGEST_LINE:]
         return event
