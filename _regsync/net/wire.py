@@ -769,13 +769,14 @@ class Pool:
 
         Connections that turn out to be dead are closed.
         """
-        for connection in [*reversed(self._idle)]:
-            if connection.origin == origin:
-                del self._idle[connection]
-                if connection.is_alive():
-                    self._busy.add(connection)
-                    return connection
-                connection.close()
+        while connection := next(
+            (each for each in reversed(self._idle) if each.origin == origin), None
+        ):
+            del self._idle[connection]
+            if connection.is_alive():
+                self._busy.add(connection)
+                return connection
+            connection.close()
         return None
 
     def _give(self, connection: Connection, is_reusable: bool) -> None:

@@ -22,7 +22,7 @@ import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import anyio
@@ -219,10 +219,7 @@ class HostLimits:
 
     @contextmanager
     def limiting(self) -> Iterator[None]:
-        """End a request to a host that is away when the host is given up."""
-        if not self.is_out:
-            yield
-            return
+        """End a request to a host that is away (`is_out`) when the host is given up."""
         with anyio.CancelScope(deadline=self.gives_up_at) as scope:
             self._limited.add(scope)
             try:
@@ -557,7 +554,7 @@ class Gate:
                 opens_at = self._opens_at(needs) if queue[0] is me else math.inf
                 if opens_at <= now:
                     return [need.take(now) for need in needs]
-                with anyio.CancelScope(deadline=opens_at):
+                with anyio.CancelScope(deadline=opens_at) if opens_at < math.inf else nullcontext():
                     await me.look.wait()
                 me.look = anyio.Event()
                 now = anyio.current_time()
@@ -595,7 +592,7 @@ class Gate:
         first = [
             queue[0]
             for needs, queue in self._queues.items()
-            if any(need.host is host for need in needs)
+            if host in [need.host for need in needs]
         ]
         for waiter in sorted(first, key=lambda waiter: waiter.number):
             waiter.look.set()
