@@ -726,30 +726,34 @@ async def test_skopeo_and_we_write_one_layout_by_turns_and_read_each_others(mirr
     assert mirror.target.app.tags("app") == {"v1": theirs.top, "v2": theirs.top}
 
 
-@pytest.mark.parametrize("names", ["tag", "path", "backup"])
+@pytest.mark.parametrize("names", ["tag", "path", "backup", "list"])
 async def test_what_oras_writes_with_referrers_is_read_with_them(mirror, names):
     """In the shapes of its version 1.3: artifacts and children of indexes are entries without a name.
     `oras cp -r ... --to-oci-layout DIR:TAG`, `--to-oci-layout-path DIR REPO:TAG`, and `oras backup
     --include-referrers` from a registry without the API of referrers, which has its lists as tags.
+    Others write such a list, and no entry of what it names.
     """
     children = [mirror.seed.image(), mirror.seed.image()]
     index = mirror.seed.index(children)
     bill = mirror.seed.artifact(index, SBOM)
     named = {"v1" if names == "tag" else "app:v1": index}
     unnamed = [child.descriptor() for child in children]
+    listed = {index.top.replace(":", "-"): mirror.seed.fallback_index([bill])}
     if names == "backup":
-        named = {
-            index.top.replace(":", "-"): mirror.seed.fallback_index([bill]),
-            "v1": index,
-            "v2": index,
-        }
+        named = {**listed, "v1": index, "v2": index}
+    elif names == "list":
+        named = {f"app:{tag}": image for tag, image in {**listed, "v1": index}.items()}
     make_layout(mirror.disk, {**named, "": bill}, *unnamed)
+    if names == "list":
+        document = index_of(mirror.disk)
+        assert document["manifests"].pop(len(named))["digest"] == bill.top
+        (mirror.disk / "index.json").write_text(json.dumps(document))
     ran = await mirror.inside(V1)
     assert (ran.status, only(ran.images)["artifacts"]["synced"]) == (0, 1)
     assert held(mirror.target, "app", index)
     assert held(mirror.target, "app", bill)
-    listed = (await mirror.world.run("tags", f"{mirror.layout}//app")).out.split()
-    assert listed[-2:] == (["v1", "v2"] if names == "backup" else ["v1"])
+    ran = await mirror.world.run("tags", f"{mirror.layout}//app")
+    assert ran.out.split()[-2:] == (["v1", "v2"] if names == "backup" else ["v1"])
 
 
 @pytest.mark.process

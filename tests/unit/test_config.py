@@ -334,6 +334,7 @@ MAPPING_PROBLEMS = [
     ("platforms: all", "platforms: must be a list, not text: omit it to copy all platforms"),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
     ("artifacts: {include: ['application/*']}", "include[0]: 'application/*' is not an artifact type"),
+    ("artifacts: {include: ['']}", "include[0]: must not be empty"),
     ("to: Team/App", "write a path in lower case"),
     ("to: 'a/b@sha256:00'", "`regsync copy` copies a digest"),
     ("min_age: a week", "'a week' is not a duration"),

@@ -99,6 +99,17 @@ def test_clients_that_say_nothing_neither_keep_a_place_nor_block_a_probe(
         socket.create_connection(("127.0.0.1", port))
 
 
+def test_probes_that_were_answered_push_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CLIENT_SECONDS", 60.0)
+    with (
+        health.serving("127.0.0.1", 0, answer) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as slow,
+    ):
+        assert {asked(port) for _ in range(2 * health.PLACES)} == {200}
+        slow.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_client_that_trickles_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CLIENT_SECONDS", 0.2)
     with (
