@@ -403,6 +403,19 @@ async def test_mappings_of_one_source_to_several_targets_read_each_blob_once(wor
     assert asked(copies.source) == {"GET manifest": 1, "GET blob": 3}
 
 
+async def test_what_one_target_gets_is_not_written_to_disk_beside_tags_for_another(world, tmp_path):
+    copies = CopyMirror(world, tmp_path, "t1", "t2")
+    (tmp_path / "staged").touch()  # nothing can be staged here
+    for tag in copies.targets:
+        copies.push(tag, copies.seed.image(sizes=(1_500_000,)))
+    copies.write(
+        *({"from": "app", "tags": tags(to), "targets": [to]} for to in copies.targets),
+        **{"global": {"cache_dir": str(tmp_path)}},
+    )
+    ran = await world.run("sync", "--json", "-c", str(copies.file))
+    assert (ran.statuses(), "be staged" in ran.err) == (["synced"] * 2, False)
+
+
 @pytest.mark.provokes("blob_pulled_twice")
 async def test_a_blob_that_may_not_be_staged_is_read_by_each_target(world, tmp_path):
     copies = CopyMirror(world, tmp_path, "t1", "t2")

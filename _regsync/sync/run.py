@@ -137,13 +137,14 @@ class Run:
         if config.cache_dir is not None and self._state.is_writer:
             staging = f"{config.cache_dir}/staged"
         # By source repository, the targets of all mappings from it.
-        self._targets_of = defaultdict[object, set[str]](set)
+        targets_of = defaultdict[object, set[str]](set)
         for mapping in config.mappings:
-            source_key = mapping.source.repository_key(mapping.source_repository)
-            self._targets_of[source_key].update(target.authority for target in mapping.targets)
-        limit = config.staging_size_limit
-        if all(len(targets) == 1 for targets in self._targets_of.values()):
-            limit = 0  # with one target nothing is written to disk
+            targets_of[_source_key(mapping)].update(each.authority for each in mapping.targets)
+        # With one target nothing is written to disk.
+        self._may_stage = any(len(targets) > 1 for targets in targets_of.values())
+        limit = config.staging_size_limit if self._may_stage else 0
+        # By source repository and tag, the targets that get it. Empty unless the run may stage.
+        self._targets_of = defaultdict[tuple[object, str], set[str]](set)
         self._staging = Staging(staging, limit)
         blobs: Blobs | DryRun = Blobs(transport, self._knowledge, self._staging)
         if is_dry_run:
@@ -327,6 +328,8 @@ class Run:
     def _select(self, all_selected: Sequence[_Selected]) -> None:
         """Count selected tags."""
         self._selected += all_selected
+        for (mapping, tag, targets), _ in all_selected if self._may_stage else ():
+            self._targets_of[_source_key(mapping), tag].update(each.authority for each in targets)
         self.scheduler.images_known += sum(len(tags) for _, tags in all_selected)
 
     async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
@@ -429,8 +432,9 @@ class Run:
         self._report_tags(wanted, kept, status="skipped", reason="immutable_tag")
         lookup = lookup._replace(targets=tuple(tag for tag in lookup.targets if tag not in kept))
         if lookup.targets:
-            source_key = mapping.source.repository_key(mapping.source_repository)
-            has_several_targets = len(self._targets_of[source_key]) > 1
+            has_several_targets = (
+                self._may_stage and len(self._targets_of[_source_key(mapping), wanted.tag]) > 1
+            )
             copies = _copies_of(lookup, began, has_several_targets=has_several_targets)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             if self._report.is_dry_run:
@@ -638,6 +642,10 @@ class Run:
             outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
         self._report.outcomes.append(outcome)
         self._emit(outcome)
+
+
+def _source_key(mapping: MappingRule) -> object:
+    return mapping.source.repository_key(mapping.source_repository)
 
 
 def _stop_error_of(tag: TargetTag) -> SyncError | None:
