@@ -422,9 +422,9 @@ class Referrers:
         """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
         `records` are those of the last searches for the copies. Returns DEEP with --recheck,
-        or if a target lacks the image. Otherwise the depth follows from the records
+        if a target lacks the image, or from a layout. Otherwise the depth follows from the records
         (`decide_depth`), or without state from the time of day. If another client has copied the
-        image, the depth is at most TOP, unless the source is a layout, which costs no request.
+        image, the depth is at most TOP.
         """
         if self._recheck or not all(copy.already_at_target for copy in copies):
             return SearchDepth.DEEP
@@ -455,7 +455,7 @@ class Referrers:
             check.last for check in kept
         )
         top = self._discovery.cached_manifest(lookup.source, lookup.source_digest)
-        if top is None and not is_known_to_state and not lookup.source.is_local:
+        if top is None and not is_known_to_state:
             # Another client has copied the image, and is assumed to have copied the artifacts of
             # the manifests below it. To look for them, the image's manifest would have to be
             # fetched, which the digests have just made unnecessary (rule 4).
