@@ -506,7 +506,14 @@ class Referrers:
         subjects = [digest]
         # No artifact refers to a trimmed index itself.
         if is_deep or has_news or lookup.is_trimmed:
-            subjects = await self._copied_subjects(mapping, lookup)
+            rule, whole = mapping, lookup
+            if not is_deep and self._discovery.cached_manifest(source, digest) is None:
+                # All targets have it, and to fetch it there uses up no quota of pulls.
+                rule = search.mapping
+                whole = lookup._replace(source=copies[0].target, source_digest=lookup.digest)
+            subjects = await self._copied_subjects(rule, whole)
+            if lookup.is_trimmed:
+                subjects = [each for each in subjects if each != lookup.digest]
         copied = await self._find_transitively(search, subjects)
 
         listed_tag_bits = self.listed_tag_bits(source, digest)
