@@ -463,6 +463,30 @@ async def test_a_registry_that_takes_no_chunks_gets_none_after_the_line_broke_tw
 
 
 @pytest.mark.parametrize(
+    ("status", "wait", "span"),
+    [
+        (403, None, "0-*"),
+        (413, None, "0-*"),
+        (429, 3600, "0-*"),
+        (503, 3600, "0-*"),
+        (416, None, SPANS[1]),
+    ],
+)
+async def test_a_chunk_that_is_refused_for_another_reason_does_not_go_whole(
+    transfer, status, wait, span
+):
+    """A quota that is full, or a wait that is too long, would be reported as a limit of size."""
+    way = transfer(BIG)
+    way.on_body(BIG, "PUT").status(413, early=True)
+    chunk = way.taker.faults.on("PATCH", "upload", header={"Content-Range": span})
+    chunk.status(status, retry_after=wait)
+    for whole in (1, 0):
+        way.taker.journal.clear()
+        assert f"status {status}" in only((await way.copy()).failed)
+        way.taker.journal.matching("PUT", "upload", status=413).exactly(whole)
+
+
+@pytest.mark.parametrize(
     ("to", "method", "size", "other"),
     [("gar_open", "PUT", SIZE, "PATCH"), ("acr", "PATCH", BIG, "PUT")],
 )

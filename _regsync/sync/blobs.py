@@ -841,8 +841,11 @@ class BlobCopy:
             self._known.learn(self.where.host, "smallest_patch", size)
             self._give_up()
             return
-        is_refusal = isinstance(error, RegistryError) and not error.retryable
-        if is_refusal and error.side is Side.TARGET and self.upload.in_chunks and self.takes_chunks:
+        may_be_of_chunks = isinstance(error, RegistryError) and not (
+            error.is_temporary or error.is_session_gone or error.status in (401, 403, 413)
+        )
+        is_first = self.upload.in_chunks and not self.upload.offset
+        if may_be_of_chunks and is_first and self.takes_chunks and error.side is Side.TARGET:
             # What taught us to send chunks may have been the network's doing.
             self._known.learn(self.where.host, "smallest_patch", None)
             self.takes_chunks = False
