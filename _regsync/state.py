@@ -55,8 +55,9 @@ _RECENT_SECONDS = 30 * 60
 _CLOCK_AHEAD_SECONDS = _DAY
 # Entries are removed once in this time.
 _SWEEP_SECONDS = _DAY
-# Artifact checks and first-seen times are removed this long after they were last in use: the image
-# is no longer mirrored. First-seen times are renewed once a day, so that they stay for 90 days.
+# Artifact checks, and first-seen times with snapshots, are removed this long after they were last in
+# use: the image is no longer mirrored. First-seen times are renewed once a day, so that they stay for
+# 90 days.
 _CHECK_SECONDS = 400 * _DAY
 _SEEN_SECONDS = 91 * _DAY
 
@@ -594,7 +595,7 @@ class Knowledge:
         self._now = now
         self._max_age = ttl or math.inf  # seconds
         # A snapshot is no evidence of what a target holds: it says what to ask, and what to compare.
-        self._tag_age = max(self._max_age, _CHECK_SECONDS)
+        self._tag_age = max(self._max_age, _SEEN_SECONDS)
         # Entries in use are written again when they are older than this, in seconds. So most runs
         # without changes write nothing.
         self._renewal_age = self._max_age / 4

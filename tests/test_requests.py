@@ -433,7 +433,7 @@ async def test_what_is_older_than_cache_ttl_is_asked_again(mirror, ttl, hours, i
     heads.exactly(0 if is_believed else 1)
 
 
-@pytest.mark.parametrize(("days", "is_known"), [(390, True), (410, False)])
+@pytest.mark.parametrize(("days", "is_known"), [(80, True), (100, False)])
 async def test_a_copied_tag_is_known_for_longer_than_cache_ttl(mirror, days, is_known):
     """Nothing is believed because of it: both ends are asked."""
     mirror.push("v0")

@@ -289,7 +289,7 @@ def test_notes_of_another_form_are_passed_over(state, value):
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
     name, keys = hashed_key("a"), Snapshot(TOP, CHILD)
-    for now, written in ((NOW, NOW), (NOW + 99 * DAY, NOW), (NOW + 101 * DAY, NOW + 101 * DAY)):
+    for now, written in ((NOW, NOW), (NOW + 22 * DAY, NOW), (NOW + 23 * DAY, NOW + 23 * DAY)):
         with state.known(now) as known:
             known.record_snapshot(name, keys)
             known.record_snapshot(b"", keys)
@@ -297,25 +297,28 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
             assert known.snapshot(b"") is None
         notes = dict(state.sql("SELECT key, at FROM note"))
         assert notes[b"tag " + name] == written
-    with state.known(NOW + 502 * DAY) as known:
+    with state.known(NOW + 115 * DAY) as known:
         assert known.snapshot(name) is None
 
 
-def test_looks_and_snapshots_outlive_every_other_entry(state):
+@pytest.mark.parametrize(
+    ("days", "kept"), [(80, [b"look", b"swept", b"tag"]), (300, [b"look", b"swept"])]
+)
+def test_looks_and_snapshots_outlive_every_other_entry(state, days, kept):
     name = hashed_key("a")
     with state.known() as known:
         made = ArtifactCheck(0, 0, True, 3, "0123456789abcdef")
         known.record_artifact_check(name, made)
         known.confirm_blob(A, BLOB)
         known.record_snapshot(name, Snapshot(TOP, TOP))
-    with state.known(NOW + 300 * DAY) as known:
+    with state.known(NOW + days * DAY) as known:
         check = known.artifact_check(name)
         assert check == made._replace(last=NOW, first=NOW)
         known.record_artifact_check(name, check)
         assert known.artifact_check(name).first == NOW
     assert state.sql("SELECT count(*) FROM held") == [(0,)]
     notes = sorted(key.split()[0] for (key,) in state.sql("SELECT key FROM note"))
-    assert notes == [b"look", b"swept", b"tag"]
+    assert notes == kept
 
 
 # The file.
