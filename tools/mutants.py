@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import hashlib
 import json
 import os
 import queue
@@ -46,7 +47,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
 import yaml
@@ -118,7 +118,9 @@ BORDERS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=",
 
 
 def make_mutants() -> list[Mutant]:
-    """Return MADE mutants, chosen by SEED among all that can be made."""
+    """Return MADE mutants of all that can be made. Their titles and SEED decide which, so that those of
+    code that stays are chosen again, and keep their verdicts and reasons.
+    """
     every: dict[str, Mutant] = {}  # by file and title, of which a verdict has nothing else
     for path in sorted((ROOT / PROGRAM).rglob("*.py")):
         text = path.read_text("utf-8")
@@ -127,8 +129,9 @@ def make_mutants() -> list[Mutant]:
             for node in ast.walk(function):
                 for mutant in changes_of(node, function.name, file, text):
                     every.setdefault(f"{file}: {mutant.breaks}", mutant)
-    chosen = Random(SEED).sample([*every.values()], MADE)
-    return sorted(chosen, key=lambda mutant: (mutant.file, mutant.start))
+    chosen = sorted(every, key=lambda title: hashlib.sha256(f"{SEED} {title}".encode()).digest())
+    mutants = [every[title] for title in chosen[:MADE]]
+    return sorted(mutants, key=lambda mutant: (mutant.file, mutant.start))
 
 
 def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
