@@ -729,6 +729,17 @@ async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(checke
     assert rows["source.test/app"]["source"] == origin
 
 
+@pytest.mark.provokes("ping")
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_where_anybody_may_read_what_is_refused_at_the_root_is_the_login(checked, status):
+    """A registry without a root tells nothing."""
+    mirror = checked("app")
+    mirror.source.app.faults.on("GET", "ping").status(status)
+    ran, rows = await mirror.check("app", **with_login())
+    expected = (0, None) if status == 404 else (4, "AUTH_ERROR")
+    assert (ran.status, mirror.error(rows, "source")) == expected
+
+
 @pytest.mark.provokes("ping", "credential_unasked")
 async def test_lines_for_people_say_the_same(machine, world):
     Seed(1).image().load_into(machine.target.app, "app", "v1")
