@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from conformance.images import Image, Part, Seed, compose
-from conformance.messages import Answer, Request, Response, digest_of
+from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry import App
 from conformance.tokens import TokenService
 from tests.ends import Ran, document, held, only, tags
@@ -789,7 +789,13 @@ async def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed_once(mi
 
 
 @pytest.mark.provokes("manifest_names_absent")
-async def test_an_image_that_starts_again_counts_each_blob_once(mirror):
+@pytest.mark.parametrize("status", [400, 409])
+async def test_an_image_that_starts_again_counts_each_blob_once(mirror, status):
+    def amend(request: Request, answer: Answer) -> Answer:
+        is_refusal = isinstance(answer, Response) and answer.status == 400
+        return error(status, "MANIFEST_BLOB_UNKNOWN", "lost") if is_refusal else answer
+
+    mirror.target.app.amend = amend
     base = [mirror.seed.layer(size) for size in (900, 901, 902)]
     mirror.push("v1", mirror.seed.image(layers=base))
     await mirror.bring(V1)

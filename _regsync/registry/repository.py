@@ -204,6 +204,7 @@ def is_immutable(error: RegistryError) -> bool:
     section 9).
     """
     is_of_tag = "@" not in (error.reference or "")
-    if is_of_tag and error.status in (409, 412):  # Harbor says 412 PRECONDITION
+    # Harbor says 412 PRECONDITION.
+    if is_of_tag and error.status in (409, 412) and "MANIFEST_BLOB_UNKNOWN" not in error.codes:
         return True
     return "TAG_INVALID" in error.codes or "ImageTagAlreadyExistsException" in error.message
