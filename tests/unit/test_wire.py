@@ -277,12 +277,14 @@ async def test_a_long_body_is_read_into_the_callers_memory_and_nothing_behind_it
 @pytest.mark.parametrize("behind", [b"0\r\n\r\n", b"", b"\r", b"5", b"5;x=y\r", b"0\r\n"])
 async def test_chunks_that_have_arrived_are_read_at_once_and_no_other_is_waited_for(behind):
     """A piece for each of them would make a copy several times as slow."""
-    chunks = b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in range(1, 100))
+    chunks = b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in range(1, 150))
     wire = Wire(OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + behind)
     response = await pool_of(wire).exchange(ORIGIN, GET)
     buffer = memoryview(bytearray(PIECE))
     with anyio.fail_after(1):
-        assert await response.read_into(buffer) == sum(range(1, 100))
+        # What has come with the head, and the rest.
+        pieces = [await response.read_into(buffer) for _ in range(2)]
+    assert sum(pieces) == sum(range(1, 150))
     await response.close()
 
 
