@@ -44,9 +44,11 @@ from _regsync.text import printable
 # (docs/design.md section 9, "Body path").
 PIECE = 512 * 1024
 
-# Bytes per read of a head, for which each connection has memory, and of a body of unknown length.
+# Bytes per read of a head, for which each connection keeps memory.
 _HEAD_PIECE = 8 * 1024
-_SCRATCH = 16 * 1024
+
+# Bytes per read of a body that h11 parses, because its length is unknown.
+_PARSED_PIECE = 16 * 1024
 
 # The most bytes of an answer's head. Signed locations and long challenges exceed h11's own limit of
 # 16 KiB (docs/protocol-facts.md section 2.5).
@@ -291,7 +293,7 @@ class Response:
         """Append the body to `body`, but no more than a byte beyond `limit`, which shows that the
         body is too long.
         """
-        expected = _SCRATCH if self.length is None else self.length
+        expected = _PARSED_PIECE if self.length is None else self.length
         scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
         while self._left != 0 and len(body) <= limit:
             count = await self.read_into(scratch)
@@ -553,8 +555,8 @@ class Connection:
             if not self._unparsed:
                 if not may_wait:
                     break
-                scratch = memoryview(bytearray(_SCRATCH))
-                self._unparsed = scratch[: await self.fill(scratch)]
+                piece = memoryview(bytearray(_PARSED_PIECE))
+                self._unparsed = piece[: await self.fill(piece)]
             self._framing.receive_data(bytes(self._unparsed[:_LONGEST_LINE]))
             self._unparsed = self._unparsed[_LONGEST_LINE:]
         return event

@@ -19,7 +19,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -163,7 +163,7 @@ class Run:
         host.raise_if_stopped()
         failure: RegistryError | WireError
         try:
-            with host.limiting() if host.is_out else nullcontext():
+            with host.limiting():
                 answer = await ask()
             if not is_gateway_failure(answer.status, answer.headers.get("retry-after")):
                 host.record_answer(anyio.current_time())
@@ -459,7 +459,7 @@ class RegistryClient:
             exchange.body.on_taken = partial(exchange.turn.record_taken, host)
         self._run.count(origin, call.action)
         try:
-            with host.limiting() if host.is_out else nullcontext():
+            with host.limiting():
                 response = await self._run.pool.exchange(
                     origin,
                     call.request(exchange.authorization),

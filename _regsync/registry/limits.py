@@ -22,7 +22,7 @@ import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import anyio
@@ -217,9 +217,12 @@ class HostLimits:
         timeouts = self._timeouts
         return self.since + (timeouts.outage if self.has_answered else timeouts.first_answer)
 
+    def limiting(self) -> AbstractContextManager[None]:
+        """Return a context that ends a request to a host that is away when the host is given up."""
+        return self._limiting() if self.is_out else nullcontext()
+
     @contextmanager
-    def limiting(self) -> Iterator[None]:
-        """End a request to a host that is away (`is_out`) when the host is given up."""
+    def _limiting(self) -> Iterator[None]:
         with anyio.CancelScope(deadline=self.gives_up_at) as scope:
             self._limited.add(scope)
             try:

@@ -432,10 +432,8 @@ class Run:
         self._report_tags(wanted, kept, status="skipped", reason="immutable_tag")
         lookup = lookup._replace(targets=tuple(tag for tag in lookup.targets if tag not in kept))
         if lookup.targets:
-            has_several_targets = (
-                self._may_stage and len(self._targets_of[_source_key(mapping), wanted.tag]) > 1
-            )
-            copies = _copies_of(lookup, began, has_several_targets=has_several_targets)
+            all_targets = self._targets_of.get((_source_key(mapping), wanted.tag), ())
+            copies = _copies_of(lookup, began, has_several_targets=len(all_targets) > 1)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             if self._report.is_dry_run:
                 await self._foretell_stripped(mapping, lookup, copies)
