@@ -281,15 +281,22 @@ class Reach:
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
         """Return the tests that execute what the mutant changes: the ALIKE ones whose names have
-        most of its title's words, then the quick ones. They took at most so many seconds together
-        when they were noted.
+        most words of its title and its file, then the quickest of each file of tests, then the next
+        ones. They took at most so many seconds together when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
         for line in lines_of(mutant):
             found.update(lines.get(str(line), ()))
-        quick = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
-        words = words_of(mutant.breaks)
+        by_time = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
+        before = Counter[str]()  # by file, its quicker ones
+        rank = {}
+        for test in by_time:
+            file = test.partition("::")[0]
+            rank[test] = before[file]
+            before[file] += 1
+        quick = sorted(by_time, key=rank.__getitem__)
+        words = words_of(f"{mutant.breaks} {mutant.file}")
         alike = sorted(quick, key=lambda test: -self._weight(words & words_of(test)))[:ALIKE]
 
         chosen = []
