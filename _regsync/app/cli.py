@@ -365,7 +365,6 @@ def add_options(parser: Parser, text: str) -> None:
         if default := re.search(r"\(default: (\S+)\)$", meaning):
             more["default"] = default[1]
         if last.startswith("-"):  # a flag: no value follows
-            names.append(last)
             more["action"] = "count" if last == "-v" else "store_true"
         else:
             metavar = last.removesuffix("...")

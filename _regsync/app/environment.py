@@ -118,12 +118,8 @@ def run_async(work: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine in a new event loop. Returns its exit status."""
     # Each request allocates and frees some hundred objects. With the default threshold of 700, the
     # garbage collector takes 5 % of a run's CPU time (docs/design.md section 9).
-    thresholds = gc.get_threshold()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
-    try:
-        return anyio.run(work, backend="asyncio")
-    finally:
-        gc.set_threshold(*thresholds)
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    return anyio.run(work, backend="asyncio")
 
 
 async def carry_out(

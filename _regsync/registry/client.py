@@ -327,17 +327,11 @@ class RegistryClient:
     def stop(self, error: SyncError) -> None:
         """Make all further requests with this credential fail with an error in this run."""
         self.authenticator.refusal = error.copy_without_context()
-        self.limits.wake()
 
     @property
     def stop_error(self) -> SyncError | None:
         """The error with which all further requests of this run fail, or None."""
         return self.authenticator.refusal or self.limits.stop_error
-
-    def _raise_if_stopped(self) -> None:
-        if self.authenticator.refusal is not None:
-            raise self.authenticator.refusal.copy_without_context()
-        self.limits.raise_if_stopped()
 
     # The way of a request.
 
@@ -489,10 +483,12 @@ class RegistryClient:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
         """
-        self._raise_if_stopped()
+        login, scopes = self.authenticator, call.scopes
+        if login.refusal is not None:
+            raise login.refusal.copy_without_context()
+        self.limits.raise_if_stopped()
         if call.origin not in (None, self.origin):
             return None
-        login, scopes = self.authenticator, call.scopes
         while True:
             header = login.header(scopes, anyio.current_time(), for_body=not can_repeat)
             if header is not NEEDED:
@@ -501,11 +497,9 @@ class RegistryClient:
                 await login.obtain(scopes, for_body=not can_repeat)
 
     def _check_login(self, exchange: Exchange) -> None:
-        """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
-        of a request has ended or was refused to another one, or if the registry has asked another
-        one for a login.
+        """Raise LoginExpired if the login of a request has ended or was refused to another one, or if
+        the registry has asked another one for a login.
         """
-        self._raise_if_stopped()
         if not exchange.is_home:
             return  # no login goes there
         scopes, now = exchange.call.scopes, anyio.current_time()

@@ -221,7 +221,7 @@ class Scheduler:
         return self.transport.bytes_sent
 
     async def wait_for_room(self) -> None:
-        while self.pending.is_full() and not self.is_draining:
+        while self.pending.is_full():
             await self._room.wait()
 
     def add_image(self, image: Image) -> None:
@@ -265,7 +265,6 @@ class Scheduler:
     def drain(self) -> None:
         """Promote no further image; images that have begun go on."""
         self.is_draining = True
-        self._room.set()
         self._slots.most = float("inf")
         for job in [*self._jobs]:
             job.wake()
