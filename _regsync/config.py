@@ -1013,7 +1013,10 @@ _INHERITED = {
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
     "min_age": Field(parse_duration),
-    "platforms": Field(item=Field(parse_listed_platform), if_empty="omit it to copy all platforms"),
+    "platforms": Field(
+        item=Field(parse_listed_platform),
+        if_empty="write [OS/ARCH], or omit it to copy all platforms",
+    ),
     "artifacts": ARTIFACTS,
 }
 
