@@ -219,10 +219,11 @@ class Virtual:
         env: Mapping[str, str] | None = None,
         stdin: str = "",
         edge: Edge | None = None,
+        terminal: bool = False,
     ) -> Ran:
         """Run the program and return what it did."""
         self._since = latest(self._sites())
-        ran = await run_virtual(arguments, edge or self.edge(env), stdin)
+        ran = await run_virtual(arguments, edge or self.edge(env), stdin, terminal=terminal)
         self.check_so_far(ran.status)
         return ran
 

@@ -250,10 +250,19 @@ async def call_at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-async def run_virtual(arguments: Sequence[str], edge: Edge, stdin: str | bytes = "") -> Ran:
-    """Run the program on this event loop, with its own time-outs and pauses."""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def run_virtual(
+    arguments: Sequence[str], edge: Edge, stdin: str | bytes = "", *, terminal: bool = False
+) -> Ran:
+    """Run the program on this event loop, with its own time-outs and pauses. With a `terminal` it
+    writes its messages to one.
+    """
     text = stdin.encode() if isinstance(stdin, str) else stdin
-    out, err = io.StringIO(), io.StringIO()
+    out, err = io.StringIO(), Terminal() if terminal else io.StringIO()
     umask = os.umask(0o022)
     os.umask(umask)
     began = anyio.current_time()
