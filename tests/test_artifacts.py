@@ -17,8 +17,17 @@ import anyio
 import pytest
 
 from conformance.faults import Rule
-from conformance.images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose
-from conformance.messages import Answer, Request
+from conformance.images import (
+    EMPTY_CONFIG,
+    EMPTY_TYPE,
+    OCI_INDEX,
+    Image,
+    Part,
+    Seed,
+    compose,
+    encode,
+)
+from conformance.messages import Answer, Request, Response
 from conformance.personas import LATE, PERSONAS, imitate
 from conformance.shapes import Sample, shapes
 from conformance.walks import (
@@ -658,7 +667,40 @@ async def test_tags_of_one_digest_share_what_hangs_on_it(world, tmp_path, source
     scene.moved().none()
 
 
+NO_REFERRERS = encode({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []})
+
+
+async def test_where_the_api_lists_nothing_that_it_did_not_announce_the_fallback_list_does(
+    world, tmp_path
+):
+    """The target is asked once for each image."""
+    mirror = SignedMirror(world, tmp_path, images=3)
+    for image in mirror.images:
+        mirror.attach(image)
+
+    def forget(request: Request, answer: Answer) -> Answer:
+        if request.kind == "referrers":
+            return Response(200, [("Content-Type", OCI_INDEX)], NO_REFERRERS)
+        assert isinstance(answer, Response)
+        answer.headers = [each for each in answer.headers if each[0] != "OCI-Subject"]
+        return answer
+
+    mirror.target.app.amend = forget
+    assert (await mirror.look()).statuses() == ["synced"] * 3
+    mirror.target.journal.matching("GET", "referrers").exactly(3)
+    held = mirror.target.app.repositories["app"].tags
+    assert {*held} == {"v0", "v1", "v2", *(referrers_tag(each.top) for each in mirror.images)}
+
+
 ALL = {"from": "app", "tags": tags("v*")}
+
+
+async def test_a_source_that_shows_no_artifacts_of_any_image_is_told_once(world, tmp_path):
+    mirror = SignedMirror(world, tmp_path, images=3, referrers_api=False)
+    mirror.write(ALL)
+    ran = await world.run("sync", "-v", "-c", str(mirror.file))
+    assert ran.status == 0
+    assert ran.err.count("no artifacts found (no referrers API, no fallback tag)") == 1
 
 
 class Chain(SignedMirror):

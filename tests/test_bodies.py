@@ -698,6 +698,14 @@ async def test_a_missing_ecr_repository_is_told_with_the_command_that_creates_it
     way.source.journal.matching("GET", "blob").none()
 
 
+@pytest.mark.parametrize("status", [500, 503])
+async def test_a_session_whose_body_met_a_server_error_is_asked_what_it_has(transfer, status):
+    way = transfer(SIZE)
+    way.on_send().first().status(status, early=True)
+    way.arrived(await way.copy())
+    way.taker.journal.matching("GET", "upload").exactly(1)
+
+
 # Redirects (whom they may lead to is in test_hostile.py, too).
 
 
@@ -1120,13 +1128,16 @@ async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_
 
 
 @pytest.mark.provokes("manifest_names_absent")
-@pytest.mark.parametrize("times", [3, 4])
-async def test_a_registry_that_is_late_to_see_a_blob_gets_time(transfer, times):
+@pytest.mark.parametrize(
+    ("times", "status", "code"),
+    [(3, 400, "MANIFEST_BLOB_UNKNOWN"), (4, 400, "MANIFEST_BLOB_UNKNOWN"), (3, 404, "NOT_FOUND")],
+)
+async def test_a_registry_that_is_late_to_see_a_blob_gets_time(transfer, times, status, code):
     """All was confirmed in this run. The manifest is put again after 0.5, 1 and 2 s (I5), and no blob
     is sent again.
     """
     way = transfer(900)
-    way.taker.faults.on("PUT", "manifest").first(times).status(400, "MANIFEST_BLOB_UNKNOWN")
+    way.taker.faults.on("PUT", "manifest").first(times).status(status, code)
     if times == 3:  # a HEAD would not see it yet either
         way.taker.faults.on("HEAD", "blob").optional().status(404)
     ran = await way.copy()

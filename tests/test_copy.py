@@ -416,6 +416,45 @@ async def test_what_one_target_gets_is_not_written_to_disk_beside_tags_for_anoth
     assert (ran.statuses(), "be staged" in ran.err) == (["synced"] * 2, False)
 
 
+async def test_small_blobs_that_memory_has_no_room_for_are_not_written_to_disk_for_one_target(
+    world, tmp_path
+):
+    copies = CopyMirror(world, tmp_path)
+    (tmp_path / "staged").touch()  # nothing can be staged here
+    for number in range(45):
+        layer = copies.seed.blob(100) + bytes(1_000_000)
+        for tag in (f"{number:02}a", f"{number:02}b"):
+            copies.push(tag, copies.seed.image(layers=[layer]))
+
+    async def intercept(request: Request) -> Answer | None:
+        await anyio.sleep(1.0 if request.kind == "upload" else 0.0)
+        return None
+
+    copies.target.app.intercept = intercept
+    limits = {"cache_dir": str(tmp_path), "max_concurrent_transfers": 100}
+    copies.write({"from": "app", "tags": tags("*")}, **{"global": limits})
+    ran = await world.run("sync", "--json", "-c", str(copies.file))
+    assert (ran.statuses(), "be staged" in ran.err) == (["synced"] * 90, False)
+
+
+async def test_what_is_staged_is_for_nobody_else_and_goes_in_the_end(world, tmp_path):
+    copies = CopyMirror(world, tmp_path, "t1", "t2")
+    copies.push("v1", copies.seed.image(sizes=(1_500_000,)))
+    staged, modes = tmp_path / "staged", set()
+
+    async def intercept(request: Request) -> Answer | None:
+        if (request.length() or 0) > 1_000_000:
+            modes.update(each.stat().st_mode & 0o777 for each in staged.rglob("*"))
+        return None
+
+    copies.targets["t2"].app.intercept = intercept
+    place = {"global": {"cache_dir": str(tmp_path)}}
+    ran = await copies.sync({"from": "app", "tags": tags("v1")}, **place)
+    assert ran.statuses() == ["synced"] * 2
+    assert modes == {0o700, 0o600}
+    assert not staged.exists()
+
+
 @pytest.mark.provokes("blob_pulled_twice")
 async def test_a_blob_that_may_not_be_staged_is_read_by_each_target(world, tmp_path):
     copies = CopyMirror(world, tmp_path, "t1", "t2")

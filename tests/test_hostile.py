@@ -192,12 +192,16 @@ async def test_a_chain_that_left_the_registry_comes_back_without_credentials(ast
     assert all("authorization" not in entry.headers for entry in returned)
 
 
-@pytest.mark.parametrize("kind", ["blob", "upload"])
-async def test_a_stranger_that_asks_for_a_login_gets_none(astray, kind):
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("blob", "evil.test, to which the registry redirects, asks for a login"), ("upload", "401")],
+)
+async def test_a_stranger_that_asks_for_a_login_gets_none(astray, kind, says):
     astray.evil.answer = Response(401, [("WWW-Authenticate", 'Basic realm="give me"')])
     astray.app.intercept = lead(kind, STRANGERS[0])
     ran = await astray.run(up=kind == "upload")
     assert ran.status in (2, 4)
+    assert says in only(ran.failed)
     assert astray.evil.saw()
     assert all("authorization" not in headers for headers in astray.evil.saw())
 
@@ -560,11 +564,13 @@ def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serv
     assert [each.journal.connections() <= 3 for each in targets] == [True, True]
 
 
-async def test_a_thank_you_for_half_a_manifest_is_none(world):
+@pytest.mark.parametrize("status", [200, 201])
+async def test_a_thank_you_for_half_a_manifest_is_none(world, status):
     source, target = world.registry("source.test"), world.registry("target.test")
     image = Seed(1).image(annotations={"a": "b" * 1_000_000}).load_into(source.app, "app", "v1")
-    target.app.faults.on("PUT", "manifest").first().status(201, early=True)
+    target.app.faults.on("PUT", "manifest").first().status(status, early=True)
     ran = await world.copy(source, target)
     assert ran.status == 0
     assert held(target, "app", image)
     target.journal.matching("PUT", "manifest").exactly(2)
+    target.journal.matching("HEAD").exactly(1)

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from conformance.messages import Answer, Request, Response
 from conformance.tokens import BasicAuth, TokenService
 from conformance.walks import FAMILIES, family, referrers_tag
 from tests.attached import Scene
-from tests.ends import Ran, Virtual, only, tags
+from tests.ends import Ran, Virtual, only, stopped_at, tags
 from tests.mirrors import SBOM, SIGNATURE, LockedMirror, asked
 from tests.published import check
 from tests.states import rows
@@ -440,6 +441,23 @@ async def test_a_lock_that_cannot_be_read_is_a_configuration_error(mirror):
     mirror.lock.unlink()
     mirror.lock.mkdir()
     assert (await mirror.run("lock")).status == 3
+    ran = await mirror.run("sync", "--locked")
+    assert ran.status == 3
+    assert f"{mirror.lock} cannot be read" in ran.report["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+async def test_a_signal_ends_a_lock_at_once_and_its_file_stays(mirror, number):
+    mirror.hold(2)
+    await mirror.lock_all()
+    before = mirror.lock.read_bytes()
+    mirror.push("v1")
+    mirror.source.app.faults.on("HEAD GET", "manifest").stall()
+    async with stopped_at(5.0, number=number):
+        ran = await mirror.run("lock")
+    assert ran.status == 128 + number
+    assert ran.seconds == pytest.approx(5.0, abs=0.01)
+    assert mirror.lock.read_bytes() == before
 
 
 async def test_a_lock_that_can_be_written_nowhere_is_said_before_any_request(mirror):

@@ -614,11 +614,12 @@ async def test_who_may_only_pull_is_told_at_a_target(checked):
     mirror.target.journal.matching("DELETE").none()
 
 
-async def test_where_a_listing_is_hidden_the_upload_decides(checked):
+@pytest.mark.parametrize("status", [401, 403])
+async def test_where_a_listing_is_hidden_the_upload_decides(checked, status):
     """As of a registry that lists nothing to those who may push (docs/design.md section 9)."""
     mirror = checked()
     mirror.seed.image().load_into(mirror.target.app, "app", "v1")
-    hidden = error(403, "DENIED", "requested access to the resource is denied")
+    hidden = error(status, "DENIED", "requested access to the resource is denied")
     for place in (mirror.source, mirror.target):
         place.app.intercept = lambda request: hidden if request.kind == "tag_list" else None
     ran, rows = await mirror.check("app")

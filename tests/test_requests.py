@@ -812,6 +812,8 @@ async def test_a_referrer_that_is_listed_and_gone_is_left_out(mirror):
     ran = await mirror.bring(V1, defaults=WITH_ARTIFACTS)
     assert only(ran.images)["artifacts"]["synced"] == 1
     assert (mirror.holds(there), mirror.holds(gone)) == (True, False)
+    ran = await mirror.world.run("sync", "--recheck", "-c", str(mirror.file))
+    assert ran.err.count(f"{gone.top} is listed as a referrer of {image.top}, but missing") == 1
 
 
 # Bytes that do not match their digest are read once more over a fresh connection, then given up.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from conformance.images import Image, Seed
@@ -260,6 +261,31 @@ async def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_
     assert asked(mirror.source) == {"GET manifest": 1, "GET blob": 2}
     shared = layers_of(images["v0"])[0]
     assert not [each for each in mirror.target.journal.entries if shared in each.target]
+
+
+@pytest.mark.parametrize("status", [429, 413])
+async def test_a_manifest_that_is_never_taken_starts_no_search_for_its_parts(mirror, status):
+    mirror.hold(v0=mirror.seed.image())
+    mirror.app.faults.on("PUT", "manifest").status(status)
+    assert (await mirror.copy("v0")).status == 2
+    mirror.target.journal.matching("HEAD", "blob").none()
+
+
+async def test_what_a_long_run_learns_late_is_kept_too(mirror):
+    """Its state is written as it goes."""
+    images = mirror.hold(**sharing(mirror.seed, 3))
+
+    async def intercept(request: Request) -> Answer | None:
+        await anyio.sleep(2.0 if request.method == "PUT" else 0.0)
+        return None
+
+    mirror.app.intercept = intercept
+    alone = {"global": {"max_concurrent_transfers": 1}}
+    ran = await mirror.copy(*images, **alone)
+    assert (ran.statuses(), ran.err) == (["synced"] * 3, "")
+    assert ran.seconds > 10
+    await mirror.copy(*images, **alone)
+    assert asked(mirror.source) == asked(mirror.target) == {"HEAD manifest": 3}
 
 
 # What others put where the state is kept.

@@ -19,11 +19,13 @@ import pytest
 from conformance.images import Image, Seed
 from conformance.memory import Link
 from conformance.messages import Answer, Request, digest_of, error
+from conformance.registry import App
 from conformance.tokens import TokenService
 from tests.ends import Virtual, document, held, load_numbered, only, run_regsync, started, tags
 from tests.mirrors import Mirror, asked
 
 LARGE = 70_000  # bytes of a layer
+MIB = 1 << 20
 ALL = {"from": "app", "tags": tags("*")}
 
 
@@ -123,6 +125,34 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(world):
         each for each in source.journal.matching("GET", "manifest") if each.begun > first
     ]
     assert len(asked_later) > 16
+
+
+async def test_the_tags_of_a_listing_that_comes_late_are_looked_up_as_many_at_once_as_any(world):
+    """Those who have looked up the tags of the other listing have gone by then."""
+    far = Link(latency=1.0)
+    source, target = world.registry("source.test", up=far), world.registry("target.test")
+    seed = Seed(61)
+    for name in ("early", "late"):
+        for number in range(30):
+            seed.image(sizes=(900,)).load_into(source.app, name, f"v{number}")
+    source.app.faults.on("GET", "tag_list", repository="late").first().status(429, retry_after=60)
+    mappings = ({"from": name, "tags": tags("*")} for name in ("early", "late"))
+    ran = await world.sync({"source": source, "target": target}, *mappings)
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 60)
+    assert 60 < ran.seconds < 75
+
+
+async def test_both_ends_are_asked_at_once(mirror):
+    image = mirror.push("v1")
+    image.load_into(mirror.target.app, "app", "v1")
+
+    async def intercept(request: Request) -> Answer | None:
+        await anyio.sleep(5.0)
+        return None
+
+    mirror.source.app.intercept = mirror.target.app.intercept = intercept
+    ran = await mirror.sync({"from": "app", "tags": tags("v1"), "artifacts": {"enabled": False}})
+    assert (ran.statuses(), ran.seconds) == (["skipped"], pytest.approx(5.0, abs=0.1))
 
 
 # Who goes first.
@@ -258,6 +288,32 @@ async def test_mappings_within_one_host_end_and_send_nothing(mirror, slots):
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 4)
     place.journal.matching("GET PUT", "blob upload").none()
     place.journal.matching("POST", "upload_start", status=201).exactly(12)
+
+
+@pytest.mark.provokes("source_written")
+async def test_two_registries_with_one_permit_each_that_take_chunks_fill_each_other(world):
+    """Each chunk enters its registry by itself, while its source is open."""
+    places = {
+        name: world.listen(App(), f"{name}.azurecr.io", scheme="https")
+        for name in ("source", "target")
+    }
+    seed = Seed(61)
+    for name, place in places.items():
+        place.app.faults.on("POST", "upload_start").delay(1.0)  # both go on at the same moment
+        for number in range(2):
+            layer = seed.blob(100) + bytes(20 * MIB)
+            seed.image(layers=[layer]).load_into(place.app, name, f"v{number}")
+    mappings = [
+        {"from": name, "tags": tags("v*"), "source": name, "targets": [other]}
+        for name, other in zip(places, reversed(places), strict=True)
+    ]
+    settings = fewest(1, 50, **places)
+    for each in settings["registries"].values():
+        each["auth_type"] = "anonymous"
+    ran = await world.sync(settings.pop("registries"), *mappings, **settings)
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 4), ran.err
+    for place in places.values():
+        place.journal.matching("PATCH", "upload", status=202).exactly(4)
 
 
 # Who waits for a turn has decided before: the 202 of a refused mount is its session all the same.

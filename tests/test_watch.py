@@ -21,6 +21,7 @@ import pytest
 from trustme import CA
 
 from conformance.images import Image, Seed
+from conformance.messages import Answer, Request
 from conformance.tokens import TokenService
 from tests.ends import Virtual, document, held, only, run_regsync, tags
 from tests.program import started
@@ -411,6 +412,29 @@ async def test_clients_of_registries_that_stay_the_same_are_kept(single):
     await single.watch(change, count, count)
     (source, target), *rest = opened
     assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
+
+
+async def test_a_changed_limit_holds_from_the_next_cycle_on(single):
+    at_once = most = 0
+
+    async def intercept(request: Request) -> Answer | None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await anyio.sleep(0.1)
+        at_once -= 1
+        return None
+
+    def change() -> None:
+        for number in range(2, 6):
+            single.load(f"v{number}")
+        single.write(ALL, registries={"target": {"url": "http://target.test", "max_concurrent": 3}})
+        single.target.app.intercept = intercept
+
+    single.write(ALL, registries={"target": {"url": "http://target.test", "max_concurrent": 1}})
+    await single.watch(change)
+    assert most == 3
+    single.target.journal.matching("PUT", "manifest").exactly(5)
 
 
 async def test_a_shard_of_a_new_file_is_that_of_the_new_file(stage, tmp_path):

@@ -185,8 +185,12 @@ def test_places_without_variables_are_the_home_directorys(monkeypatch):
     names, _ = opened({})
     assert (names[0], names[2:]) == (DOCKER, [PODMAN])
     assert names[1].startswith("/run/containers/")
-    monkeypatch.setattr(edge, "home", lambda: None)
-    assert len(opened({})[0]) == 1
+    # Without HOME it is the account's, if it has one.
+    for account, count in (("/home/account", 3), ("~", 1)):
+        monkeypatch.setattr("os.path.expanduser", lambda _, home=account: home)
+        names, _ = opened({"HOME": ""})
+        assert len(names) == count
+        assert ("/home/account/.docker/config.json" in names) is (count == 3)
 
 
 @pytest.mark.parametrize(

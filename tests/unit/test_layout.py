@@ -375,9 +375,10 @@ async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     second = open_layout(tmp_path / "disk")
     assert not second.index(may_be_new=True).entries
     await put_image(first, seed.image(), "v1")
-    with pytest.raises(SyncError, match="another process is writing") as caught:
-        await put_image(second, seed.image(), "v2")
-    assert caught.value.hint is not None
+    for _ in range(2):
+        with pytest.raises(SyncError, match="another process is writing") as caught:
+            await put_image(second, seed.image(), "v2")
+        assert caught.value.hint is not None
     await first.save()
     first.close()
 

@@ -52,6 +52,10 @@ def test_a_secret_in_the_name_of_a_host_is_hidden() -> None:
     assert redact("from abcd-efgh.example.test", ["aBcD-EFGH"]) == "from ***.example.test"
 
 
+def test_a_secret_that_json_escapes_is_hidden_whole() -> None:
+    assert redact('{"said": "pa\\"ssword"}', ['pa"ssword']) == '{"said": "***"}'
+
+
 def test_of_two_secrets_the_longer_one_is_hidden_whole() -> None:
     assert redact("secret-1, secret-1-and-more", ["secret-1", "secret-1-and-more"]) == "***, ***"
 

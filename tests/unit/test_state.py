@@ -513,6 +513,7 @@ async def test_a_limit_makes_the_least_recently_used_file_go_that_nobody_reads(s
     await first.held(staging)
     await second.held(staging)
     assert (first.reads, second.reads) == (1, 2)
+    assert len(files(tmp_path)) == 2
     shutil.rmtree(tmp_path / "staged" / "sha256")  # by somebody else, which gives room too
     assert await third.held(staging) == third.body
 

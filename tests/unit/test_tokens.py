@@ -20,7 +20,7 @@ from _regsync.auth.cloud import CloudLogin, Login
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import NEEDED, Authenticator, says_login_ended
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, SyncError
-from _regsync.text import mask
+from _regsync.text import keep_passing_secret, mask
 
 REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
@@ -298,6 +298,16 @@ async def test_what_is_planned_for_a_repository_is_asked_for_at_once():
     assert service.scopes() == [["team/app:pull,push"], ["team/other:pull"]]
 
 
+async def test_what_is_needed_now_is_asked_for_first_and_what_is_written_to_before_others():
+    """Some services, and some registries, heed the first scope alone."""
+    service = Service()
+    at = service.challenged()
+    at.plan_scope("team/a", "pull")
+    needed = frozenset((("team/b", "pull"), ("team/c", "pull,push")))
+    assert await header(at, needed) == "Bearer t1"
+    assert service.scopes() == [["team/c:pull,push", "team/b:pull", "team/a:pull"]]
+
+
 def planned(service, credential=USER):
     """Return a login that has two repositories to ask for."""
     at = service.challenged(credential)
@@ -566,6 +576,9 @@ async def test_an_identity_token_goes_by_post_and_its_successor_is_kept_and_mask
     assert [form["refresh_token"] for form in forms] == sent
     assert forms[0]["scope"] == "repository:team/app:pull"
     assert mask(", ".join(sent)) == "***, ***, ***"
+    # A service that runs for months keeps the last one.
+    keep_passing_secret(*(f"passing-{number}" for number in range(1000)))
+    assert mask(", ".join(sent)) == "hunter2, first-renewed, ***"
 
 
 def cloud_login(*passwords):

@@ -217,6 +217,7 @@ FRAMED = {
     "close": Framed(answer(b"abc", "Connection: a", "Connection: b, Close"), 200, b"abc", False),
     "head": Framed(OK + b"Content-Length: 99\r\n\r\n", 200, b"", True, "HEAD"),
     "no content": Framed(b"HTTP/1.1 204 No\r\n\r\n", 204, b"", True),
+    "no content of a length": Framed(b"HTTP/1.1 204 No\r\nContent-Length: 9\r\n\r\n", 204, b"", True),
     "not modified": Framed(b"HTTP/1.1 304 No\r\nContent-Length: 9\r\n\r\n", 304, b"", True),
     "interim": Framed(GO_ON + b"HTTP/1.1 103 Hints\r\n\r\n" + answer(b"abc"), 200, b"abc", True),
     "bare line feeds": Framed(b"HTTP/1.1 200 OK\nContent-Length: 3\n\nabc", 200, b"abc", True),
@@ -258,9 +259,11 @@ async def test_an_error_that_is_cut_short_is_still_that_error(name):
 async def test_a_body_is_as_long_as_its_limit_at_most_and_of_an_error_that_much_is_read(framing):
     data, long = FRAMED[framing].data, FRAMED[framing].body
     assert (await alone(data, limit=len(long))).body == long
-    with pytest.raises(ContentError, match="longer than 5 bytes"):
-        await alone(data, limit=5)
-    assert (await alone(data.replace(b"200", b"500"), limit=5)).body == long[:5]
+    for cut in range(len(data)):
+        with pytest.raises(ContentError, match="longer than 5 bytes"):
+            await alone(*packets(data, cut), limit=5)
+    for status in (b"400", b"500"):
+        assert (await alone(data.replace(b"200", status), limit=5)).body == long[:5]
 
 
 async def test_a_long_body_is_read_into_the_callers_memory_and_nothing_behind_it():
@@ -271,6 +274,18 @@ async def test_a_long_body_is_read_into_the_callers_memory_and_nothing_behind_it
     while count := await response.read_into(buffer):
         read += buffer[:count]
     assert (read, response.length, [*wire.incoming]) == (body, len(body), [b"behind"])
+    await response.close()
+
+
+async def test_who_reads_a_body_that_is_all_there_lets_others_go_on():
+    wire = Wire(*packets(answer(b"x" * 100_000), *range(0, 100_000, 1000)))
+    response = await pool_of(wire).exchange(ORIGIN, GET)
+    buffer = memoryview(bytearray(1000))
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        while await response.read_into(buffer):
+            pass
+    assert scope.cancelled_caught
     await response.close()
 
 
@@ -661,12 +676,13 @@ def refuse():
 
 
 async def test_what_is_out_of_date_when_its_connection_was_lost_is_not_sent_again():
-    new = Wire()
+    new = Wire(answers=((answer(b"later"),),))
     pool = pool_of(dying(End.EOF), new)
     await ask(pool)
     with pytest.raises(LoginExpired):
         await pool.exchange(ORIGIN, GET, check_may_send=refuse)
     assert (new.requests, new.is_closed) == ([], False)
+    assert (await ask(pool)).body == b"later", "over the new connection"
 
 
 @pytest.mark.parametrize("case", ["get", "put", "unread"])
