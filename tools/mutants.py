@@ -46,6 +46,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,8 +282,9 @@ class Reach:
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
         """Return the tests that execute what the mutant changes: the ALIKE ones whose names have
-        most words of its title and its file, then the quickest of each file of tests, then the next
-        ones. They took at most so many seconds together when they were noted.
+        most words of its title and its file, then in turn the next quick one of all, and the next
+        quick one of each file of tests. They took at most so many seconds together when they were
+        noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
@@ -295,7 +297,8 @@ class Reach:
             file = test.partition("::")[0]
             rank[test] = before[file]
             before[file] += 1
-        quick = sorted(by_time, key=rank.__getitem__)
+        in_turn = zip(by_time, sorted(by_time, key=rank.__getitem__), strict=True)
+        quick = [*dict.fromkeys(chain.from_iterable(in_turn))]
         words = words_of(f"{mutant.breaks} {mutant.file}")
         alike = sorted(quick, key=lambda test: -self._weight(words & words_of(test)))[:ALIKE]
 
