@@ -263,7 +263,7 @@ async def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_
     assert not [each for each in mirror.target.journal.entries if shared in each.target]
 
 
-@pytest.mark.parametrize("status", [429, 413])
+@pytest.mark.parametrize("status", [413, 429, 500])
 async def test_a_manifest_that_is_never_taken_starts_no_search_for_its_parts(mirror, status):
     mirror.hold(v0=mirror.seed.image())
     mirror.app.faults.on("PUT", "manifest").status(status)
