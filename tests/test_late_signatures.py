@@ -237,8 +237,8 @@ async def test_an_immutable_tag_gets_a_late_signature_after_many_failed_look_ups
     late = mirror.attach(mirror.images[0])
     faults = getattr(mirror, side).app.faults
     faults.on("GET HEAD", "manifest", reference="v0").status(status)
-    for _ in range(4):
-        await anyio.sleep(4 * HOUR)
+    for _ in range(4):  # longer than a snapshot is kept
+        await anyio.sleep(30 * DAY)
         assert sorted((await mirror.look(NEVER_MOVE)).statuses()) == ["failed", "skipped"]
     faults.clear()
     await mirror.look(NEVER_MOVE)
