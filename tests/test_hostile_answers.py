@@ -341,7 +341,13 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOKENS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long_wait] if name == "out of order" else [])
+        for name in TOKENS
+    ],
+)
 def test_a_token_service_that_is_broken_ends_in_one_line(serve, target, name):
     answer, words, status = TOKENS[name]
     source = serve(auth=TokenService({USER: SECRET}))
