@@ -296,7 +296,7 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
 }
 
 
-LONG = ("silence in a body", "interim answers without end")
+LONG = ("silence in a body", "interim answers without end", "out of order")
 
 
 @pytest.mark.provokes("blob_pulled_twice")  # a size that differs is asked for twice
@@ -343,10 +343,7 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long_wait] if name == "out of order" else [])
-        for name in TOKENS
-    ],
+    [pytest.param(name, marks=[pytest.mark.long_wait] if name in LONG else []) for name in TOKENS],
 )
 def test_a_token_service_that_is_broken_ends_in_one_line(serve, target, name):
     answer, words, status = TOKENS[name]
